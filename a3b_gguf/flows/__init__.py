@@ -1,0 +1,1 @@
+"""Where siblings meet: what a command does from end to end, without printing anything."""

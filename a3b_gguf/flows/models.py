@@ -1,0 +1,20 @@
+"""Opens whatever a user may point at as a Model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from a3b_gguf.errors import BadInput
+from a3b_gguf.gguf_model import open_gguf_model
+from a3b_gguf.tensors import Model
+
+
+def open_model(source: Path) -> Model:
+    """A checkpoint folder or a GGUF file as a Model. Raises BadInput when it is neither."""
+    if source.is_dir():
+        from a3b_convert import open_checkpoint
+
+        return open_checkpoint(source)
+    if source.is_file():
+        return open_gguf_model(source)
+    raise BadInput(f"{source} does not exist", "give a folder with config.json and safetensors, or a .gguf file")

@@ -1,0 +1,78 @@
+"""A GGUF file as a Model: its tensors can be read row by row, so quantize takes it like a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from a3b_gguf.errors import BadInput
+from a3b_gguf.gguf_file import GGUFFile, TensorInfo, read_gguf
+from a3b_gguf.tensors import GGMLType, Model
+
+
+class OpenFile:
+    """Owns a file descriptor for as long as a tensor needs it. Reads by position, so threads may share it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def read(self, offset: int, n_bytes: int) -> bytes:
+        """Exactly `n_bytes`. Raises BadInput when the file has become shorter than its header says."""
+        data = os.pread(self._descriptor, n_bytes, offset)
+        if len(data) != n_bytes:
+            raise BadInput(f"{self.path} ends at byte {offset + len(data):,}, {offset + n_bytes:,} were expected: it changed while it was read")
+        return data
+
+
+class GGUFTensor:
+    """A TensorSource over a range of an open file."""
+
+    def __init__(self, info: TensorInfo, file: OpenFile) -> None:
+        self._info, self._file = info, file
+
+    @property
+    def name(self) -> str:
+        return self._info.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._info.shape
+
+    @property
+    def type(self) -> GGMLType:
+        return self._info.type
+
+    def raw(self, start: int, stop: int) -> bytes:
+        width = self.type.row_bytes(self.shape[-1])
+        return self._file.read(self._info.offset + start * width, (stop - start) * width)
+
+    def rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        return to_float32(self.raw(start, stop), self.type).reshape(stop - start, self.shape[-1])
+
+
+def to_float32(data: bytes | memoryview, kind: GGMLType) -> NDArray[np.float32]:
+    """Stored bytes of any ggml type as float32, flat. Float types here, blocks by gguf-py's reference dequantizer."""
+    if kind.name == "f32":
+        return np.frombuffer(data, np.float32)
+    if kind.name == "f16":
+        return np.frombuffer(data, np.float16).astype(np.float32)
+    if kind.name == "bf16":
+        return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    import gguf  # costs a quarter of a second, and only requantizing needs it
+
+    blocks = np.frombuffer(data, np.uint8).reshape(-1, kind.block_bytes)
+    return gguf.dequantize(blocks, gguf.GGMLQuantizationType(kind.number)).reshape(-1).astype(np.float32, copy=False)
+
+
+def open_gguf_model(path: Path) -> Model:
+    """The file as a Model, arrays of its metadata included. The file stays open as long as its tensors live."""
+    file: GGUFFile = read_gguf(path, arrays=True)
+    handle = OpenFile(path)
+    return Model(dict(file.metadata), tuple(GGUFTensor(info, handle) for info in file.tensors))

@@ -1,0 +1,1 @@
+"""What a person or a program sees: text, tables, JSON and progress. The only importer of rich."""

@@ -1,0 +1,1 @@
+"""Safetensors to tensors and metadata in GGUF's terms."""

@@ -1,0 +1,1 @@
+"""Tensors to blocks: recipes, kernels, and what is measured on the result."""

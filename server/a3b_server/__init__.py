@@ -1,0 +1,1 @@
+"""The engine, its scheduler, and HTTP in front of it."""
