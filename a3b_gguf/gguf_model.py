@@ -27,7 +27,8 @@ class OpenFile:
         """Exactly `n_bytes`. Raises BadInput when the file has become shorter than its header says."""
         data = os.pread(self._descriptor, n_bytes, offset)
         if len(data) != n_bytes:
-            raise BadInput(f"{self.path} ends at byte {offset + len(data):,}, {offset + n_bytes:,} were expected: it changed while it was read")
+            found, expected = offset + len(data), offset + n_bytes
+            raise BadInput(f"{self.path} ends at byte {found:,}, {expected:,} were expected: it changed while it was read")
         return data
 
 

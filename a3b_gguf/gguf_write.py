@@ -78,7 +78,8 @@ def part_file(path: Path, n_bytes: int) -> Iterator[BinaryIO]:
     except OSError as error:
         raise UsageError(f"{path.parent}: {error.strerror}", "the folder of the output must exist") from error
     if n_bytes > free:
-        raise MachineLacks(f"{path} needs {human_bytes(n_bytes)}, its disk has {human_bytes(free)} free", "free some space or write elsewhere")
+        needs = f"{path} needs {human_bytes(n_bytes)}, its disk has {human_bytes(free)} free"
+        raise MachineLacks(needs, "free some space or write elsewhere")
     try:
         with part.open("wb") as out:
             yield out

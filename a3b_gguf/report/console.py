@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from a3b_gguf.errors import A3BError
+
+PIPE_WIDTH = 160  # columns of a table when nobody says how wide the screen is
 
 
 def say(text: str = "") -> None:
@@ -46,17 +49,18 @@ def plain(value: Any) -> Any:
 
 
 def say_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> None:
-    """A table; `numeric` lists the columns that are aligned to the right."""
+    """A table; `numeric` lists the columns that are aligned to the right. Off a terminal nothing is folded."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index in numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:  # a pipe has no width; fold nothing
-        console = Console(highlight=False, markup=False, width=160)
-    console.print(table)
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    drawn = io.StringIO()
+    Console(file=drawn, highlight=False, markup=False, color_system=None, width=width).print(table)
+    lines = drawn.getvalue().splitlines()
+    say("\n".join([title, *(line.rstrip() for line in lines), ""]))

@@ -27,8 +27,9 @@ def _bar(what: str) -> Iterator[Progress]:
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as RichProgress
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
-    with RichProgress(*columns, TextColumn("{task.fields[name]}"), console=Console(stderr=True), transient=True) as bar:
+    times = TransferSpeedColumn(), TimeRemainingColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), *times, TextColumn("{task.fields[name]}"))
+    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None, name="")
         yield lambda done, total, name: bar.update(task, completed=done, total=total, name=name)
 
