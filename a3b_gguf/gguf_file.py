@@ -217,11 +217,9 @@ class _Reader:
         at, last, unpack, view = self.at, self.size - 8, U64.unpack_from, self.view
         for _ in range(count):
             if at > last:
-                break
+                raise self.cut_off(key, at + 8 - self.at)
             at += 8 + unpack(view, at)[0]
-        if at > self.size or (count and at > last + 8):
-            raise self.cut_off(key, at - self.at)
-        self.at = at
+        self.take(at - self.at, key)
 
     def alignment(self, metadata: Metadata) -> int:
         found = metadata.get("general.alignment")

@@ -159,4 +159,4 @@ def vocabulary(n_vocab: int) -> list[str]:
 
 
 if __name__ == "__main__":
-    sparse_35b(Path(sys.argv[1]), *sys.argv[2:3])
+    sparse_35b(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "bf16")
