@@ -69,7 +69,8 @@ def to_float32(data: bytes | memoryview, kind: GGMLType) -> NDArray[np.float32]:
     import gguf  # costs a quarter of a second, and only requantizing needs it
 
     blocks = np.frombuffer(data, np.uint8).reshape(-1, kind.block_bytes)
-    return gguf.dequantize(blocks, gguf.GGMLQuantizationType(kind.number)).reshape(-1).astype(np.float32, copy=False)
+    values: NDArray[np.float32] = gguf.dequantize(blocks, gguf.GGMLQuantizationType(kind.number))
+    return values.reshape(-1)
 
 
 def open_gguf_model(path: Path) -> Model:

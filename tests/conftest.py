@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from a3b_convert import convert
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -16,6 +18,8 @@ def tiny_checkpoint() -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_bf16() -> Path:
-    """Its GGUF in bf16."""
-    return Path("/work/dev/tiny-bf16.gguf")
+def tiny_bf16(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its GGUF in bf16, as `a3b convert` writes it."""
+    path = tmp_path_factory.mktemp("tiny") / "tiny-bf16.gguf"
+    convert(tiny_checkpoint, path)
+    return path

@@ -9,11 +9,17 @@ from collections.abc import Callable
 import typer
 
 from a3b_gguf import __version__
-from a3b_gguf.cli import inspect
+from a3b_gguf.cli import convert, inspect, models, plan, quantize, serve, verify_prompt
 from a3b_gguf.errors import A3BError
 
 COMMANDS: dict[str, Callable[..., None]] = {
+    "convert": convert.command,
+    "quantize": quantize.command,
     "inspect": inspect.command,
+    "plan": plan.command,
+    "serve": serve.command,
+    "models": models.command,
+    "verify-prompt": verify_prompt.command,
 }
 
 

@@ -1,0 +1,39 @@
+"""`a3b convert`: a checkpoint folder as a GGUF file that loses nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+
+def command(
+    src: Path = typer.Argument(..., help="Checkpoint folder: config.json, tokenizer.json and safetensors."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="File to write. Default: FOLDER-TYPE.gguf in the current folder."),
+    float_type: str = typer.Option(
+        "auto", "--type", help="auto keeps each tensor's own type, which loses nothing; bf16, f16, f32 and q8_0 cast."
+    ),
+    no_mtp: bool = typer.Option(False, "--no-mtp", help="Leave the multi-token-prediction block out."),
+    chat_template: Path | None = typer.Option(None, "--chat-template", help="Jinja file that replaces the checkpoint's chat template."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Show every tensor and the exact size of the file; write nothing."),
+    json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Convert a checkpoint's safetensors to one GGUF file. Reads and writes a few MiB at a time."""
+    from a3b_convert import convert, prepare
+    from a3b_gguf.report import console
+    from a3b_gguf.report.convert import show_conversion, show_converted
+    from a3b_gguf.report.progress import shown
+
+    if dry_run:
+        facts = prepare(src, float_type=float_type, mtp=not no_mtp, chat_template=chat_template)
+        if json:
+            console.say_json(facts)
+        else:
+            show_conversion(facts)
+        return
+    with shown("convert", quiet=json) as progress:
+        done = convert(src, output, float_type=float_type, mtp=not no_mtp, chat_template=chat_template, progress=progress)
+    if json:
+        console.say_json(done)
+    else:
+        show_converted(done)

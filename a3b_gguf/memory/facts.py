@@ -1,0 +1,96 @@
+"""What the planner needs of a model: layers and their kinds, dimensions, bytes by role. `memory.read` fills it in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Bytes of one block. experts: routed ones; dense: all other matrices; norms: norms, gates and other small vectors.
+
+    largest_expert: bytes of the largest expert tensor, which is what moves over PCIe in one piece. expert_weights, dense_weights:
+    how many weights these bytes hold. repacked: bytes of matrices that the CPU kernels copy into their own order, experts among
+    them. n_head_kv: 0 in a recurrent layer.
+    """
+
+    recurrent: bool
+    n_head_kv: int
+    experts: int = 0
+    largest_expert: int = 0
+    expert_weights: int = 0
+    dense: int = 0
+    dense_weights: int = 0
+    norms: int = 0
+    repacked: int = 0
+
+    @property
+    def n_bytes(self) -> int:
+        return self.experts + self.dense + self.norms
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A model in numbers. layers: the trunk; nextn: its MTP blocks, whose tensors are loaded only when asked for.
+
+    k_dim, v_dim: elements of one head; conv_state, ssm_state: elements of one sequence's state in one recurrent layer.
+    output_bytes is 0 when the output shares the token embedding. notes: what this file does not let the planner know.
+    """
+
+    path: Path
+    architecture: str
+    name: str
+    n_ctx_train: int
+    n_embd: int
+    n_vocab: int
+    n_head: int
+    k_dim: int
+    v_dim: int
+    n_expert: int
+    n_expert_used: int
+    n_ff: int
+    n_ff_expert: int
+    n_ff_shared: int
+    conv_channels: int
+    conv_state: int
+    ssm_state: int
+    embedding_bytes: int
+    output_bytes: int
+    other_bytes: int
+    layers: tuple[Layer, ...]
+    nextn: tuple[Layer, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def n_layer(self) -> int:
+        return len(self.layers)
+
+    @property
+    def n_layer_all(self) -> int:
+        """Layers as llama.cpp counts them for placement: the MTP blocks too, loaded or not."""
+        return len(self.layers) + len(self.nextn)
+
+    @property
+    def n_attention(self) -> int:
+        return sum(1 for layer in self.layers if layer.n_head_kv)
+
+    @property
+    def n_recurrent(self) -> int:
+        return sum(1 for layer in self.layers if layer.recurrent)
+
+    @property
+    def expert_bytes(self) -> int:
+        return sum(layer.experts for layer in self.layers)
+
+    @property
+    def weight_bytes(self) -> int:
+        """All that is loaded without the MTP blocks."""
+        return self.embedding_bytes + self.output_bytes + self.other_bytes + sum(layer.n_bytes for layer in self.layers)
+
+    @property
+    def active_bytes(self) -> int:
+        """Weights read for one token: of the routed experts only those used, of the embedding nothing worth counting."""
+        used = self.n_expert_used / self.n_expert if self.n_expert else 1.0
+        dense = sum(layer.dense + layer.norms for layer in self.layers)
+        return int(dense + self.expert_bytes * used) + (self.output_bytes or self.embedding_bytes) + self.other_bytes

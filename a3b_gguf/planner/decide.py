@@ -1,0 +1,47 @@
+"""`plan`: applies every rule and writes down the load parameters that follow."""
+
+from __future__ import annotations
+
+from a3b_gguf.llama.params import LoadParams
+from a3b_gguf.machine import Machine
+from a3b_gguf.memory.facts import Facts
+from a3b_gguf.planner.draft import Draft, blank
+from a3b_gguf.planner.plan import Plan, Wishes
+from a3b_gguf.planner.rules import RULES
+
+
+def plan(facts: Facts, machine: Machine, wishes: Wishes) -> Plan:
+    """How to load the model on the machine. Raises AnswerIsNo when it does not fit, UsageError for a wish that cannot be."""
+    draft = blank(facts, machine, wishes)
+    for rule in RULES:
+        draft = rule(draft)
+    return Plan(
+        facts=facts,
+        machine=machine,
+        wishes=wishes,
+        placement=draft.placement,
+        terms=draft.terms,
+        reasons=draft.reasons,
+        warnings=(*facts.notes, *machine.notes, *draft.warnings),
+        load=load_params(draft),
+    )
+
+
+def load_params(draft: Draft) -> LoadParams:
+    """What `a3b_gguf.llama.load` obeys. n_gpu_layers 0 means that no GPU is to be used at all."""
+    settings, placement = draft.settings, draft.placement
+    return LoadParams(
+        n_ctx=settings.n_ctx,
+        n_seq_max=settings.n_seq_max,
+        n_batch=settings.n_ubatch,
+        n_ubatch=settings.n_ubatch,
+        n_outputs_max=settings.n_outputs_max,
+        n_gpu_layers=placement.n_gpu_layers,
+        cpu_expert_layers=placement.cpu_experts,
+        kv_type_k=settings.kv_type_k,
+        kv_type_v=settings.kv_type_v,
+        kv_unified=settings.kv_unified,
+        use_mmap=settings.use_mmap,
+        n_threads=draft.n_threads,
+        n_threads_batch=draft.n_threads,
+    )

@@ -1,0 +1,98 @@
+"""A rendered prompt cut into its turns, without forming an opinion: what is wrong with them is for the rules to say.
+
+The form of a good one, for ChatML profiles:
+
+    turn+ generation?        turn = "<|im_start|>" role "\\n" body "<|im_end|>\\n"        generation = the profile's own
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from dataclasses import dataclass
+
+from a3b_gguf.errors import BadInput
+from a3b_gguf.prompt.profiles import Profile
+from a3b_gguf.prompt.view import SystemPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """start: of the opener. header: what stands between it and the end of its line. body_start, end: of the text; end is where the
+    closer stands, or where an unclosed turn breaks off. after: behind the closer. All in characters."""
+
+    start: int
+    header: str
+    body: str
+    body_start: int
+    end: int
+    after: int
+    closed: bool
+    has_newline: bool
+
+    @property
+    def role(self) -> str:
+        """The word that the header means: "system" also for " System:"."""
+        return re.split(r"[^a-z]", self.header.strip(" \t\r:").lower(), maxsplit=1)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class RawView:
+    """strays: closers without an open turn. breaks: characters at which a new line begins."""
+
+    text: str
+    profile: Profile
+    system: SystemPolicy
+    turns: tuple[Turn, ...]
+    strays: tuple[int, ...]
+    breaks: tuple[int, ...]
+
+    def place(self, at: int) -> tuple[str, int]:
+        """`byte 17, line 3` of a character, and the byte alone."""
+        offset = len(self.text[:at].encode("utf-8", "surrogatepass"))
+        return f"byte {offset}, line {bisect.bisect_right(self.breaks, at) + 1}", offset
+
+    @property
+    def closed_turns(self) -> tuple[Turn, ...]:
+        """All but an answer that is left open at the end, which is the generation prompt."""
+        return self.turns[:-1] if self.generation is not None else self.turns
+
+    @property
+    def generation(self) -> str | None:
+        """What stands from the opener of an unclosed last turn of the assistant on; None when there is no such turn."""
+        last = self.turns[-1] if self.turns else None
+        if last is None or last.closed or last.role != "assistant":
+            return None
+        return self.text[last.start :]
+
+
+def view_raw(text: str, profile: Profile, system: SystemPolicy = "optional") -> RawView:
+    """`text` cut into turns. Raises BadInput when the profile's template does not write ChatML turns."""
+    if not profile.is_chatml:
+        raise BadInput(
+            f"the chat template of {profile.name} does not write <|im_start|> turns, and raw prompts of other forms cannot be checked",
+            "check the messages as JSON instead",
+        )
+    start, end = profile.turn_start, profile.turn_end
+    marks = [(match.start(), match[0]) for match in re.finditer(f"{re.escape(start)}|{re.escape(end)}", text)]
+    turns: list[Turn] = []
+    strays: list[int] = []
+    opened: int | None = None
+    for at, mark in [*marks, (len(text), start)]:
+        if mark == start:
+            if opened is not None:
+                turns.append(_turn(text, opened, at, at, profile, closed=False))
+            opened = at
+        elif opened is None:
+            strays.append(at)
+        else:
+            turns.append(_turn(text, opened, at, at + len(end), profile, closed=True))
+            opened = None
+    breaks = tuple(match.end() for match in re.finditer("\n", text))
+    return RawView(text, profile, system, tuple(turns), tuple(strays), breaks)
+
+
+def _turn(text: str, start: int, end: int, after: int, profile: Profile, closed: bool) -> Turn:
+    inner = text[start + len(profile.turn_start) : end]
+    header, newline, body = inner.partition("\n")
+    return Turn(start, header, body, end - len(body), end, after, closed, bool(newline))

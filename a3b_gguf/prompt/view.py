@@ -1,0 +1,157 @@
+"""A request as rules see it. Whatever JSON a client sent, these views can be read without a type error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from a3b_gguf.prompt.profiles import Profile
+from a3b_gguf.template import ChatTemplate
+
+SystemPolicy = Literal["optional", "required"]
+Path = tuple["Path | None", str]  # of a value in JSON: the path of what holds it, and one step
+WALKED = (str, float, list, Mapping)
+PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message that is an object. role: as sent, "" when it is no string."""
+
+    index: int
+    message: Mapping[str, Any]
+    role: str
+
+    @property
+    def where(self) -> str:
+        return f"messages[{self.index}]"
+
+    @property
+    def title(self) -> str:
+        """Its role where that is a word, for messages."""
+        return self.role if self.role.isascii() and self.role.isidentifier() else "nameless"
+
+    @property
+    def content(self) -> Any:
+        return self.message.get("content")
+
+    @property
+    def calls(self) -> list[Any]:
+        """Its tool calls, none when they are not a list."""
+        found = self.message.get("tool_calls")
+        return found if isinstance(found, list) else []
+
+    @property
+    def parts(self) -> list[Any]:
+        """The parts of its content, none when it is not a list."""
+        return self.content if isinstance(self.content, list) else []
+
+    @property
+    def text(self) -> str | None:
+        """Its content as the template will get it, parts joined; None when there is none."""
+        return content_text(self.content)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """messages: as sent, none when they are not a list. entries: those that are objects. controls: finds any control text.
+    texts: every string of the request, keys included."""
+
+    request: Mapping[str, Any]
+    profile: Profile
+    system: SystemPolicy
+    messages: list[Any]
+    entries: tuple[Entry, ...]
+    texts: tuple[tuple[Path, str], ...]
+    controls: re.Pattern[str] | None
+    template: ChatTemplate | None = None
+
+    def of_role(self, role: str) -> tuple[Entry, ...]:
+        return tuple(entry for entry in self.entries if entry.role == role)
+
+
+def view_request(
+    request: Mapping[str, Any], profile: Profile, system: SystemPolicy = "optional", template: ChatTemplate | None = None
+) -> RequestView:
+    found = request.get("messages")
+    messages = found if isinstance(found, list) else []
+    entries = tuple(
+        Entry(index, message, role if isinstance(role := message.get("role"), str) else "")
+        for index, message in enumerate(messages)
+        if isinstance(message, Mapping)
+    )
+    texts = tuple(strings(request, "$"))
+    return RequestView(request, profile, system, messages, entries, texts, any_of(profile.controls), template)
+
+
+def any_of(texts: tuple[str, ...]) -> re.Pattern[str] | None:
+    """A pattern that finds the longest of `texts` at each place; None when there are none."""
+    if not texts:
+        return None
+    return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)))
+
+
+def content_text(content: Any) -> str | None:
+    """A string as it is; the texts of a list of parts joined without separator, as the templates that take lists join them; else None."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str))
+    return None
+
+
+def walk(value: Any, where: str) -> Iterator[tuple[Path, Any, int]]:
+    """Every object, list, string and float below `value`, itself first: its path, itself, its depth. Keys are not yielded.
+
+    Paths are chains, since nearly none is ever written out: `path_text` does that.
+    """
+    stack: list[tuple[Path, Any, int]] = [((None, where), value, 1)]
+    while stack:
+        path, found, depth = stack.pop()
+        yield path, found, depth
+        if isinstance(found, Mapping):
+            inner = [((path, step(key)), item, depth + 1) for key, item in found.items() if isinstance(item, WALKED)]
+        elif isinstance(found, list):
+            inner = [((path, f"[{index}]"), item, depth + 1) for index, item in enumerate(found) if isinstance(item, WALKED)]
+        else:
+            continue
+        stack += reversed(inner)
+
+
+def path_text(path: Path) -> str:
+    """`messages[2].content` of a path."""
+    steps = []
+    at: Path | None = path
+    while at is not None:
+        steps.append(at[1])
+        at = at[0]
+    return "".join(reversed(steps)).removeprefix("$.")
+
+
+def strings(value: Any, where: str) -> Iterator[tuple[Path, str]]:
+    """Every string below `value`, keys included, with the path of the string or of the value under the key."""
+    for path, found, _ in walk(value, where):
+        if isinstance(found, str):
+            yield path, found
+        elif isinstance(found, Mapping):
+            yield from (((path, step(key)), key) for key in found if isinstance(key, str))
+
+
+def step(key: Any) -> str:
+    return f".{key}" if isinstance(key, str) and PLAIN_KEY.fullmatch(key) else f"[{key!r}]"
+
+
+def kind(value: Any) -> str:
+    """What JSON calls the type of `value`."""
+    if value is None:
+        return "null"
+    names = ((bool, "a boolean"), (str, "a string"), (int, "a number"), (float, "a number"), (list, "a list"), (Mapping, "an object"))
+    return next((name for python_type, name in names if isinstance(value, python_type)), type(value).__name__)
+
+
+def shown(text: str, limit: int = 40) -> str:
+    """`text` in quotes, escaped and cut so that a message stays on one line and printable."""
+    cut = text if len(text) <= limit else text[:limit] + "…"
+    return ascii(cut) if any(not ch.isprintable() for ch in cut) else repr(cut)

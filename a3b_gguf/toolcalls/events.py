@@ -1,0 +1,41 @@
+"""What comes out of a model's output: reasoning, content, calls, and remarks on what was wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """A further piece of the reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A further piece of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A whole call of a declared tool. index: 0 for the first; arguments: a compact JSON object, as OpenAI clients expect it."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """A remark with a stable rule id O0xx. raw: text of the output that became neither content nor a call, else empty."""
+
+    rule: str
+    message: str
+    raw: str = ""
+
+
+Event = Reasoning | Content | ToolCall | Diagnostic

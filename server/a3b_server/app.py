@@ -1,0 +1,88 @@
+"""Puts the routes, the API keys and the shape of errors into one application. The only place that wires the web framework."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from a3b_server.errors import APIError
+from a3b_server.responses import JSONAnswer
+from a3b_server.routes import ROUTES, Route
+from a3b_server.service import Service
+from a3b_server.supervisor import Supervisor
+
+log = logging.getLogger("a3b_server")
+
+
+def create_app(service: Service, supervisor: Supervisor | None = None) -> FastAPI:
+    """The application. With a supervisor, its engine lives as long as the application."""
+    app = FastAPI(title="a3b", openapi_url=None, lifespan=_lifespan(supervisor))
+    for route in ROUTES:
+        app.add_route(route.path, _endpoint(route, service), methods=[route.method])
+    app.add_exception_handler(APIError, _on_api_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_bug)
+    return app
+
+
+def _lifespan(supervisor: Supervisor | None) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if supervisor is not None:
+            supervisor.start()
+        try:
+            yield
+        finally:
+            if supervisor is not None:
+                await supervisor.stop()
+
+    return lifespan
+
+
+def _endpoint(route: Route, service: Service) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        if not route.is_open:
+            _check_key(request, service.options.api_keys)
+        return await route.handler(request, service)
+
+    return endpoint
+
+
+def _check_key(request: Request, keys: tuple[str, ...]) -> None:
+    """Compares with every key and in constant time, so that the time taken tells nothing."""
+    if not keys:
+        return
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    sent = given.strip().encode("latin-1")  # the bytes that were sent, whatever their encoding
+    matches = [hmac.compare_digest(sent, key.encode()) for key in keys]
+    if scheme.lower() != "bearer" or not any(matches):
+        raise APIError(401, "the API key is missing or wrong; send Authorization: Bearer KEY", "invalid_api_key")
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, APIError)
+    return JSONAnswer(error.body(), status_code=error.status, headers=error.headers)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """What the framework refuses by itself: a path that is not there, a method that a path does not have."""
+    assert isinstance(error, HTTPException)
+    known = sorted({route.method for route in ROUTES if route.path == request.url.path})
+    if error.status_code == 405:
+        said = APIError(405, f"{request.url.path} answers {', '.join(known)}, not {request.method}", "method_not_allowed")
+    elif error.status_code == 404:
+        said = APIError(404, f"there is nothing at {request.method} {request.url.path}", "not_found")
+    else:
+        said = APIError(error.status_code, str(error.detail), "http_error")
+    return JSONAnswer(said.body(), status_code=said.status, headers=error.headers)
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    said = APIError(500, f"internal error: {type(error).__name__}; the server's log has more", "internal_error")
+    return JSONAnswer(said.body(), status_code=500)

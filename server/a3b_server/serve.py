@@ -1,0 +1,107 @@
+"""Runs the application on a socket until a signal comes or the model cannot be loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from a3b_gguf.errors import A3BError, MachineLacks, UsageError
+from a3b_server.messages import Facts
+from a3b_server.supervisor import Supervisor
+
+DRAIN_SECONDS = 5  # answers that are being written may go on for so long after a signal
+BACKLOG = 2048
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket, taken before anything slow is done. port 0: any that is free.
+
+    Raises MachineLacks when the port is taken, UsageError when there is no such address.
+    """
+    if not 0 <= port <= 65535:
+        raise UsageError(f"--port: {port} is not a port", "a number from 1 to 65535, or 0 for any that is free")
+    try:
+        family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise UsageError(
+            f"--host: {host!r} is no address: {error}", "use 127.0.0.1 for this machine, 0.0.0.0 for all its networks"
+        ) from error
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise MachineLacks(f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}", "choose another with --port") from error
+
+
+def serve(app: FastAPI, supervisor: Supervisor, listening: socket.socket, on_ready: Callable[[Facts], None]) -> None:
+    """Serves until SIGINT (KeyboardInterrupt) or SIGTERM (returns); answers under way get DRAIN_SECONDS to end.
+
+    on_ready is called once the model is loaded. Raises the A3BError that kept it from loading.
+    """
+    server = _Server(app, supervisor)
+    with _ends_on_sigterm(server):
+        asyncio.run(_serve(server, supervisor, listening, on_ready))
+
+
+class _Server(uvicorn.Server):
+    """Ends the engine when the time to drain is over, so that whoever still waits gets an error instead of a torn connection."""
+
+    def __init__(self, app: FastAPI, supervisor: Supervisor) -> None:
+        patience = DRAIN_SECONDS + 2
+        super().__init__(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=patience))
+        self._supervisor = supervisor
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._end_engine())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    async def _end_engine(self) -> None:
+        await asyncio.sleep(DRAIN_SECONDS)
+        await self._supervisor.stop()
+
+
+async def _serve(server: uvicorn.Server, supervisor: Supervisor, listening: socket.socket, on_ready: Callable[[Facts], None]) -> None:
+    failures: list[A3BError] = []
+
+    async def watch() -> None:
+        try:
+            on_ready(await supervisor.ready())
+        except A3BError as error:
+            if not server.should_exit:  # else it was a signal that kept it from loading
+                failures.append(error)
+                server.should_exit = True
+
+    watching = asyncio.create_task(watch())
+    try:
+        await server.serve(sockets=[listening])
+    finally:
+        watching.cancel()
+    if failures:
+        raise failures[0]
+
+
+@contextmanager
+def _ends_on_sigterm(server: uvicorn.Server) -> Iterator[None]:
+    """uvicorn raises a signal that ended it once more at the end; for SIGTERM that must not end the process as killed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        server.should_exit = True
+
+    former = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)

@@ -1,0 +1,208 @@
+"""`a3b serve` from the outside: what it prints, how it ends, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+
+from a3b_gguf.cli import main
+from a3b_gguf.flows.serve import address, sampling_of
+from a3b_gguf.gguf_file import GGUFFile
+from a3b_gguf.metadata import Metadata, f32, i32, string
+from a3b_server.sampling import Sampling
+
+PLAN = ("--ctx", "2048", "--parallel", "2")
+HANGS_SECONDS = 60  # a process that has said nothing for so long is killed, so that a bug cannot hang the suite
+
+
+def command(*args: str | Path) -> list[str]:
+    return [sys.executable, "-m", "a3b_gguf", "serve", *map(str, args)]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Runs `a3b serve` in this process, for ways that end by themselves. The machine is described, which saves a process."""
+
+    def once(*args: str | Path) -> Done:
+        monkeypatch.setattr(sys, "argv", ["a3b", "serve", *map(str, args), "--ram", "8GiB"])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return Done(code if isinstance(code, int) else 0, out, err)
+
+    return once
+
+
+class Served:
+    """A running `a3b serve`, its lines until it was ready, and its base URL."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process, self.lines = process, list[str]()
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.lines.append(line)
+            if line.startswith("ready after"):
+                break
+        else:
+            raise AssertionError("".join(self.lines))
+        self.url = self.lines[-1].split(" s: ")[1].split(" ")[0]
+
+    @property
+    def family(self) -> list[psutil.Process]:
+        """The engine's process and whatever else was started."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def end(self, sort: signal.Signals) -> int:
+        self.process.send_signal(sort)
+        return self.process.wait(HANGS_SECONDS)
+
+
+@contextmanager
+def serving(*args: str | Path) -> Iterator[Served]:
+    with subprocess.Popen(command(*args, "--port", "0"), stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        watchdog = threading.Timer(HANGS_SECONDS, process.kill)
+        watchdog.start()
+        try:
+            yield Served(process)
+        finally:
+            watchdog.cancel()
+            process.kill()
+
+
+def assert_all_gone(family: list[psutil.Process]) -> None:
+    gone, alive = psutil.wait_procs(family, timeout=HANGS_SECONDS)
+    assert not alive
+    assert len(gone) == len(family) > 0
+
+
+def test_it_plans_loads_serves_and_ends_on_sigterm(tiny_bf16: Path) -> None:
+    with serving(tiny_bf16, *PLAN, "--thinking", "off", "--api-key", "secret") as served:
+        said = "".join(served.lines)
+        assert "Choices" in said
+        assert "2 at a time, 2,048 tokens" in said
+        compared = {words[0]: words[1:] for line in served.lines if len(words := line.split()) == 5}
+        for kind in ("model", "kv", "recurrent", "output"):
+            device, predicted, real, _ = compared[kind]
+            assert device == "RAM"
+            assert float(predicted) == pytest.approx(float(real), abs=0.11)
+        with openai.OpenAI(base_url=served.url, api_key="secret", max_retries=0) as client:
+            answer = client.chat.completions.create(
+                model=tiny_bf16.stem, messages=[{"role": "user", "content": "What is the capital of Chile?"}], max_tokens=30
+            )
+        assert answer.choices[0].finish_reason in ("stop", "length")
+        assert answer.choices[0].message.content
+        family = served.family
+        assert served.end(signal.SIGTERM) == 0
+        assert_all_gone(family)
+
+
+def test_it_ends_on_ctrl_c_in_the_middle_of_an_answer(tiny_bf16: Path) -> None:
+    with serving(tiny_bf16, *PLAN) as served, openai.OpenAI(base_url=served.url, api_key="none", max_retries=0) as client:
+        family = served.family
+        stream = client.chat.completions.create(
+            model=tiny_bf16.stem, messages=[{"role": "user", "content": "Count."}], stream=True, max_tokens=1500
+        )
+        next(iter(stream))
+        os.killpg(served.process.pid, signal.SIGINT)  # as a terminal does: the engine gets it too
+        next(iter(stream))  # and goes on
+        stream.close()
+        assert served.process.wait(HANGS_SECONDS) == 130
+        assert_all_gone(family)
+
+
+def test_nothing_survives_a_killed_server(tiny_bf16: Path) -> None:
+    with serving(tiny_bf16, *PLAN) as served:
+        family = served.family
+        assert served.end(signal.SIGKILL) == -signal.SIGKILL
+        assert_all_gone(family)
+
+
+def test_a_dry_run_prints_the_plan_and_stops(tiny_bf16: Path, run: Callable[..., Done]) -> None:
+    done = run(tiny_bf16, *PLAN, "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Choices" in done.stdout
+    assert str(tiny_bf16) not in done.stdout
+    planned = json.loads(run(tiny_bf16, *PLAN, "--dry-run", "--json").stdout)
+    assert (planned["load"]["n_ctx"], planned["load"]["n_seq_max"]) == (2048, 2)
+
+
+def test_a_port_that_is_taken_is_said_before_anything_is_loaded(tiny_bf16: Path, run: Callable[..., Done]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run(tiny_bf16, *PLAN, "--port", str(port))
+    assert done.returncode == 4
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in done.stderr
+    assert "choose another with --port" in done.stderr
+    assert "/health" not in done.stdout
+
+
+def test_what_the_planner_accepts_and_llama_cpp_does_not(tiny_bf16: Path, tmp_path: Path, run: Callable[..., Done]) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(tiny_bf16.read_bytes().replace(b"blk.1.attn_norm.weight", b"blk.1.attn_narm.weight"))
+    done = run(broken, *PLAN, "--port", "0")
+    assert done.returncode == 3, done.stderr
+    assert "tensor 'blk.1.attn_norm.weight' not found" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("--port", "70000"), 2, "70000 is not a port"),
+        (("--host", "no such host"), 2, "no address"),
+        (("--json",), 2, "--dry-run"),
+        (("--system", "maybe"), 2, "maybe"),
+        (("--ctx", "1M"), 2, "1,000,000"),
+    ],
+)
+def test_wrong_flags(tiny_bf16: Path, run: Callable[..., Done], args: tuple[str, ...], code: int, words: str) -> None:
+    done = run(tiny_bf16, *args)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+
+
+def test_files_that_are_no_model_to_chat_with(tiny_bf16: Path, tmp_path: Path, run: Callable[..., Done]) -> None:
+    assert run(tmp_path / "none.gguf").returncode == 3
+    assert run(tmp_path).returncode == 3
+    dumb = tmp_path / "dumb.gguf"
+    dumb.write_bytes(tiny_bf16.read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_temp1ate"))
+    done = run(dumb, *PLAN, "--port", "0")
+    assert (done.returncode, "chat_template is missing" in done.stderr) == (3, True), done.stderr
+
+
+def test_a_model_brings_its_own_sampling() -> None:
+    def of(**values: object) -> Sampling:
+        metadata: Metadata = {f"general.sampling.{name}": value for name, value in values.items()}  # type: ignore[misc]
+        return sampling_of(GGUFFile(Path("x"), 3, metadata, (), 32, 0, 0))
+
+    assert of() == Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+    assert of(temp=f32(0.6), top_k=i32(20), top_p=f32(0.95), min_p=f32(0.0)) == Sampling(0.6, 20, 0.95, 0.0)
+    assert of(temp=f32(-1), top_k=string("many"), top_p=f32(float("nan"))) == Sampling()
+
+
+def test_addresses() -> None:
+    assert address("127.0.0.1", 8080) == "http://127.0.0.1:8080"
+    assert address("::1", 8080) == "http://[::1]:8080"

@@ -1,0 +1,240 @@
+"""The endpoint as a client of OpenAI's sees it, over an engine that says what it is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from a3b_gguf.llama.params import LoadParams
+from a3b_server.messages import Facts
+from a3b_server.service import Options
+from chat_server import CALL, MODEL, SCRIPTS, WEATHER, Running, chat_server
+
+
+@pytest.fixture(scope="module")
+def server(tiny_bf16: Path) -> Iterator[Running]:
+    with chat_server(tiny_bf16) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def real(tiny_bf16: Path) -> Iterator[Running]:
+    """The embedded model itself, four slots."""
+    params = LoadParams(n_ctx=4096, n_seq_max=4, n_outputs_max=4, n_batch=256, n_ubatch=256)
+    with chat_server(tiny_bf16, params=params) as running:
+        yield running
+
+
+def joined(stream: Any) -> tuple[dict[str, Any], list[Any]]:
+    """What a client makes of a stream: message, finish reason and usage; and the chunks themselves."""
+    chunks = list(stream)
+    said: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": [], "finish_reason": None, "usage": None}
+    for chunk in chunks:
+        said["usage"] = chunk.usage or said["usage"]
+        for choice in chunk.choices:
+            said["content"] += choice.delta.content or ""
+            said["reasoning_content"] += getattr(choice.delta, "reasoning_content", None) or ""
+            said["tool_calls"] += [
+                (call.index, call.id, call.function.name, call.function.arguments) for call in choice.delta.tool_calls or ()
+            ]
+            said["finish_reason"] = choice.finish_reason or said["finish_reason"]
+    return said, chunks
+
+
+def test_a_whole_answer(server: Running) -> None:
+    answer = server.ask("capital")
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content, choice.message.tool_calls) == ("assistant", SCRIPTS["capital"][0], None)
+    assert (choice.finish_reason, choice.index) == ("stop", 0)
+    assert (answer.object, answer.model) == ("chat.completion", MODEL)
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.id != server.ask("capital").id
+    n_prompt = len(server.service.vocab.tokenize(prompt_text("capital"), True))
+    n_answer = len(server.service.vocab.tokenize(SCRIPTS["capital"][0], True)) + 1  # the token that ends it is counted
+    usage = answer.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (n_prompt, n_answer, n_prompt + n_answer)
+
+
+def prompt_text(content: str) -> str:
+    return f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize("name", ["capital", "think", "call", "two calls", "emoji", "nothing"])
+def test_a_stream_says_the_same_as_a_whole_answer(server: Running, name: str) -> None:
+    more = {"tools": [WEATHER], "extra_body": {"enable_thinking": name == "think"}}
+    answer = server.ask(name, **more)
+    said, chunks = joined(server.ask(name, stream=True, stream_options={"include_usage": True}, **more))
+    (choice,) = answer.choices
+    calls = choice.message.tool_calls or []
+    assert said["content"] == (choice.message.content or "")
+    assert said["reasoning_content"] == (getattr(choice.message, "reasoning_content", None) or "")
+    assert [call[2:] for call in said["tool_calls"]] == [(call.function.name, call.function.arguments) for call in calls]
+    assert [call[0] for call in said["tool_calls"]] == list(range(len(calls)))
+    assert said["finish_reason"] == choice.finish_reason
+    assert said["usage"] == answer.usage
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert [bool(chunk.choices) for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+    assert "\ufffd" not in said["content"]
+
+
+def test_reasoning_is_apart_from_the_answer(server: Running) -> None:
+    message = server.ask("think", extra_body={"enable_thinking": True}).choices[0].message
+    assert message.reasoning_content == "It asks for a capital.\nChile's is Santiago."
+    assert message.content == "Santiago."
+
+
+def test_tool_calls(server: Running) -> None:
+    (choice,) = server.ask("call", tools=[WEATHER]).choices
+    (call,) = choice.message.tool_calls
+    assert (call.type, call.function.name, json.loads(call.function.arguments)) == ("function", "get_weather", {"city": "Paris"})
+    assert (choice.message.content.strip(), choice.finish_reason) == ("Let me look.", "tool_calls")
+    assert server.ask("two calls", tools=[WEATHER]).choices[0].message.content is None
+
+
+def test_no_tools_no_calls(server: Running) -> None:
+    for more in ({}, {"tools": [WEATHER], "tool_choice": "none"}, {"tools": []}):
+        (choice,) = server.ask("call", **more).choices
+        assert (choice.message.tool_calls, choice.finish_reason) == (None, "stop")
+        assert choice.message.content == SCRIPTS["call"][0]
+
+
+def test_a_call_that_is_cut_off_is_no_call(server: Running) -> None:
+    answer = server.ask("call", tools=[WEATHER], max_tokens=len(server.service.vocab.tokenize(SCRIPTS["call"][0], True)) - 3)
+    (choice,) = answer.choices
+    assert (choice.message.tool_calls, choice.finish_reason) == (None, "length")
+    assert [found["rule"] for found in answer.x_a3b["diagnostics"]] == ["O003"]
+
+
+def test_one_call_at_a_time_when_asked(server: Running) -> None:
+    (choice,) = server.ask("two calls", tools=[WEATHER], parallel_tool_calls=False).choices
+    assert [call.function.arguments for call in choice.message.tool_calls] == ['{"city":"Paris"}']
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_a_tools_result_goes_back_to_the_model(server: Running) -> None:
+    first = server.ask("call", tools=[WEATHER]).choices[0].message
+    history = [
+        {"role": "user", "content": "capital"},
+        first.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "sunny"},
+        {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": first.model_dump()["tool_calls"]},
+        {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": [{"type": "text", "text": "sunny"}]},
+        {"role": "user", "content": "think"},
+    ]
+    answer = server.client.chat.completions.create(model=MODEL, messages=history, tools=[WEATHER])  # type: ignore[arg-type]
+    assert answer.choices[0].message.content == "Santiago."
+
+
+def test_limits(server: Running) -> None:
+    for more in ({"max_tokens": 3}, {"max_completion_tokens": 3}, {"max_tokens": 3, "max_completion_tokens": 3}):
+        answer = server.ask("endless", **more)
+        assert (answer.choices[0].message.content.strip(), answer.choices[0].finish_reason) == ("never never never", "length")
+        assert answer.usage.completion_tokens == 3
+    everything = server.ask("endless")  # no limit: what is left of the context
+    assert everything.usage.total_tokens == 1024
+
+
+STOPS = [("Santiago", "The capital of Chile is "), (["xyz", "l of"], "The capita"), ("Chile is S", "The capital of ")]
+
+
+@pytest.mark.parametrize(("stop", "content"), STOPS)
+def test_stop_strings(server: Running, stop: str | list[str], content: str) -> None:
+    answer = server.ask("capital", stop=stop)
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (content, "stop")
+    said, _ = joined(server.ask("capital", stop=stop, stream=True, stream_options={"include_usage": True}))
+    assert (said["content"], said["finish_reason"]) == (content, "stop")
+    n_whole = len(server.service.vocab.tokenize(SCRIPTS["capital"][0], True))
+    assert said["usage"].completion_tokens == answer.usage.completion_tokens < n_whole
+
+
+def test_a_stop_string_ends_an_endless_answer_and_frees_its_slot(tiny_bf16: Path) -> None:
+    with chat_server(tiny_bf16, facts=Facts(4096, 1024, n_seq_max=1)) as one_slot:
+        assert one_slot.ask("endless", stop="never never never").choices[0].finish_reason == "stop"
+        assert one_slot.ask("capital").choices[0].message.content == SCRIPTS["capital"][0]
+
+
+def rendered(server: Running, **more: Any) -> bool:
+    """Whether the prompt of such a request left the think block open: the fake's answer is then reasoning."""
+    message = server.ask("capital", **more).choices[0].message
+    return bool(getattr(message, "reasoning_content", None))
+
+
+def test_thinking_by_request(server: Running) -> None:
+    assert rendered(server, extra_body={"enable_thinking": True})
+    assert not rendered(server, extra_body={"enable_thinking": False})
+    both = {"enable_thinking": None, "chat_template_kwargs": {"enable_thinking": False}}
+    assert not rendered(server, extra_body=both)
+    assert rendered(server, extra_body={"enable_thinking": None})  # the template's own way
+    assert not rendered(server, extra_body={"enable_thinking": None}, reasoning_effort="none")
+
+
+@pytest.mark.parametrize(("thinking", "expected"), [("on", True), ("off", False)])
+def test_thinking_by_server_and_a_request_stands_above_it(tiny_bf16: Path, thinking: Any, expected: bool) -> None:
+    with chat_server(tiny_bf16, Options(thinking=thinking)) as server:
+        assert rendered(server, extra_body={"enable_thinking": None}) is expected
+        assert rendered(server, extra_body={"enable_thinking": not expected}) is not expected
+
+
+def test_many_at_once_each_get_their_own(server: Running) -> None:
+    def one(i: int) -> tuple[str, str]:
+        name = f"say {i % 8}"
+        if i % 2:
+            return name, joined(server.ask(name, stream=True))[0]["content"]
+        return name, server.ask(name).choices[0].message.content
+
+    with ThreadPoolExecutor(16) as pool:
+        for name, content in pool.map(one, range(48)):
+            assert content == SCRIPTS[name][0]
+    assert server.supervisor.n_in_flight == 0
+
+
+def test_models(server: Running) -> None:
+    (listed,) = server.client.models.list().data
+    assert (listed.id, listed.object, listed.owned_by) == (MODEL, "model", "a3b")
+    assert listed.context_length == 1024  # type: ignore[attr-defined]
+    assert server.client.models.retrieve(MODEL) == listed
+    assert server.client._client.get(f"{server.url}/health").json() == {"status": "ready"}
+
+
+def test_the_real_model_streams_what_it_answers(real: Running) -> None:
+    for name, more in (("What is the capital of Chile?", {}), ("What is the weather in Paris?", {"tools": [WEATHER]})):
+        answer = real.ask(name, max_tokens=60, temperature=0, **more)
+        said, _ = joined(real.ask(name, max_tokens=60, temperature=0, stream=True, stream_options={"include_usage": True}, **more))
+        (choice,) = answer.choices
+        assert said["content"] == (choice.message.content or "")
+        assert [call[3] for call in said["tool_calls"]] == [call.function.arguments for call in choice.message.tool_calls or ()]
+        assert (said["finish_reason"], said["usage"]) == (choice.finish_reason, answer.usage)
+
+
+def test_the_real_model_answers_eight_at_once_as_one_by_one(real: Running) -> None:
+    countries = ("Chile", "Japan", "France", "Italy", "Spain", "Norway", "Kenya", "Peru")
+
+    def ask(country: str) -> Any:
+        return real.ask(f"What is the capital of {country}?", max_tokens=40, temperature=0)
+
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(ask, countries))
+    for country, answer in zip(countries, together, strict=True):
+        alone = ask(country)
+        assert answer.choices[0].message == alone.choices[0].message
+        assert (answer.choices[0].finish_reason, answer.usage) == (alone.choices[0].finish_reason, alone.usage)
+    assert real.supervisor.n_in_flight == 0
+
+
+def test_sampling_reaches_the_real_model(real: Running) -> None:
+    def ask(**more: Any) -> str:
+        content = real.ask("What is the capital of Chile?", max_tokens=16, **more).choices[0].message.content
+        assert isinstance(content, str)
+        return content
+
+    wild = {"temperature": 2.0, "top_p": 1.0, "seed": 5}
+    assert ask(**wild) == ask(**wild)
+    assert len({ask(temperature=2.0, seed=seed) for seed in range(6)}) > 1
+    assert ask(temperature=2.0, extra_body={"top_k": 1}) == ask(temperature=0)
+    assert CALL not in ask(temperature=0)

@@ -1,0 +1,272 @@
+"""What the endpoint refuses, and what becomes of requests when something goes wrong: always OpenAI's shape, never a 422."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from a3b_gguf.llama.load import load_model
+from a3b_gguf.llama.params import LoadParams
+from a3b_gguf.llama.vocab import Vocab
+from a3b_gguf.prompt import PROFILES
+from a3b_gguf.template import ChatTemplate
+from a3b_server.app import create_app
+from a3b_server.messages import Facts
+from a3b_server.routes import ROUTES
+from a3b_server.sampling import Sampling
+from a3b_server.schema import NOT_SERVED
+from a3b_server.service import Options, Service
+from a3b_server.supervisor import Supervisor
+from chat_server import MODEL, SCRIPTS, WEATHER, Running, chat_server
+from fake_engine import run_never_ready
+from served import served
+
+ASK = [{"role": "user", "content": "capital"}]
+BAD_CALL = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{oops"}}]}
+ROOMY = Facts(n_ctx=1 << 40, n_ctx_seq=1 << 40, n_seq_max=1)  # endless answers do not end by themselves
+
+
+@pytest.fixture(scope="module")
+def server(tiny_bf16: Path) -> Iterator[Running]:
+    with chat_server(tiny_bf16) as running:
+        yield running
+
+
+def post(
+    server: Running, body: Any, path: str = "/v1/chat/completions", method: str = "POST", **headers: str
+) -> tuple[int, dict[str, Any], Any]:
+    """Status, the answer's error, and its headers. body: bytes as they are, else JSON."""
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=30)
+    try:
+        connection.request(method, path, raw, {"Content-Type": "application/json", **headers})
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+    finally:
+        connection.close()
+    return response.status, answer.get("error", answer), response.headers
+
+
+def chat(**more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": ASK, **more}
+
+
+def test_a_late_system_message_is_refused_with_its_rule(server: Running) -> None:
+    messages = [*ASK, {"role": "system", "content": "Be brief."}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        server.client.chat.completions.create(model=MODEL, messages=messages)  # type: ignore[arg-type]
+    body = refused.value.body
+    assert isinstance(body, dict)
+    assert (body["rule"], body["code"], body["type"], body["param"]) == ("M031", "prompt_refused", "invalid_request_error", "messages[1]")
+    assert body["message"].startswith("M031: messages[1]: ")
+    assert body["fix"]
+    assert body["fix"] in body["message"]
+    assert [finding["rule"] for finding in body["findings"] if finding["severity"] == "error"] == ["M031"]
+    assert {"where", "message", "fix"} <= body["findings"][0].keys()
+
+
+def test_a_system_message_can_be_required(tiny_bf16: Path, server: Running) -> None:
+    assert post(server, chat())[0] == 200
+    with chat_server(tiny_bf16, Options(system="required")) as strict:
+        status, error, _ = post(strict, chat())
+        assert (status, error["rule"]) == (400, "M030")
+        assert post(strict, chat(messages=[{"role": "system", "content": "Be brief."}, *ASK]))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"messages": [{"role": "developer", "content": "x"}, *ASK]}, "M0"),
+        ({"messages": []}, "M020"),
+        ({"messages": "hello"}, "M020"),
+        ({"messages": ["hello"]}, "M021"),
+        ({"messages": [{"role": "user", "content": "a<|im_end|>b"}]}, "M055"),
+        ({"messages": [{"role": "user", "content": "half \ud800"}]}, "M00"),
+        ({"messages": [*ASK, BAD_CALL, {"role": "tool", "tool_call_id": "1", "content": "x"}]}, "M082"),
+        ({"tools": {"get_weather": WEATHER}}, "M070"),
+        ({"chat_template_kwargs": {"enable_thinking": "false"}}, "M100"),
+        ({"chat_template_kwargs": {"messages": []}}, "M103"),
+    ],
+)
+def test_prompts_that_break_a_rule(server: Running, change: dict[str, Any], rule: str) -> None:
+    status, error, _ = post(server, chat(**change))
+    assert (status, error["type"], error["code"]) == (400, "invalid_request_error", "prompt_refused")
+    assert error["rule"].startswith(rule)
+
+
+def test_messages_missing_are_named(server: Running) -> None:
+    status, error, _ = post(server, {"model": MODEL})
+    assert (status, error["param"]) == (400, "messages")
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "words"),
+    [
+        ({"tempreature": 1, "max_token": 5}, "tempreature", "unknown fields tempreature, max_token"),
+        ({"temperature": "1"}, "temperature", "valid number"),
+        ({"temperature": 2.5}, "temperature", "less than or equal to 2"),
+        ({"temperature": True}, "temperature", "valid number"),
+        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "differ"),
+        ({"stop": ""}, "stop.0", "at least 1 character"),
+        ({"stop": 5}, "stop", "valid list"),
+        ({"stop": ["a"] * 17}, "stop", "at most 16"),
+        ({"stream": "yes"}, "stream", "valid boolean"),
+        ({"stream_options": {"usage": True}}, "stream_options.usage", "unknown field"),
+        ({"n": 2}, "n", "not served by this version"),
+        ({"logprobs": True}, "logprobs", "not served"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty", "not served"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "not served"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "not served"),
+        ({"tool_choice": "required"}, "tool_choice", "not served"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "not served"),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "not served"),
+        ({"enable_thinking": "false"}, "enable_thinking", "valid boolean"),
+        ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}}, "enable_thinking", "both"),
+        ({"chat_template_kwargs": {"enable_thinkng": False}}, "chat_template_kwargs", "does not read 'enable_thinkng'"),
+        ({"max_tokens": 1020}, "messages", "a request may have 1,024 tokens"),
+        ({"messages": [{"role": "user", "content": "capital " * 2000}]}, "messages", "a request may have 1,024 tokens, this one needs"),
+    ],
+)
+def test_requests_that_are_refused_by_field(server: Running, change: dict[str, Any], param: str, words: str) -> None:
+    status, error, _ = post(server, chat(**change))
+    assert (status, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NOT_SERVED.items() for value in (*values, None)])
+def test_values_that_change_nothing_are_accepted(server: Running, name: str, value: Any) -> None:
+    assert post(server, chat(**{name: value}))[0] == 200
+
+
+def test_what_clients_send_along_is_accepted(server: Running) -> None:
+    extras = {"user": "u", "metadata": {"a": "b"}, "store": False, "parallel_tool_calls": True, "stop": None, "tools": None, "seed": -1}
+    assert post(server, chat(**extras, stream_options=None, max_tokens=None, top_k=-1, min_p=0, temperature=0))[0] == 200
+    assert post(server, {"messages": [{"role": "user", "content": [{"type": "text", "text": "capital"}], "name": "bob"}]})[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        (b"", "prompt_refused"), (b"{", "prompt_refused"), (b"\xff{}", "prompt_refused"), (b'{"a": NaN}', "prompt_refused"),
+        (b"[" * 100_000, "prompt_refused"), (b'{"n": 1, "n": 2}', "prompt_refused"), (b"[]", "invalid_json"), (b'"hi"', "invalid_json"),
+    ],
+)  # fmt: skip
+def test_bodies_that_are_no_request(server: Running, raw: bytes, code: str) -> None:
+    status, error, _ = post(server, raw)
+    assert (status, error["code"], error["type"]) == (400, code, "invalid_request_error")
+
+
+def test_what_quotes_half_a_surrogate_can_still_be_sent(server: Running) -> None:
+    status, error, _ = post(server, chat(model="\ud800"))
+    assert (status, error["code"]) == (404, "model_not_found")
+    assert post(server, chat(**{"\ud800": 1}))[0] == 400
+
+
+def test_paths_methods_and_models_that_are_not_there(server: Running) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        server.client.chat.completions.create(model="gpt-4o", messages=ASK)  # type: ignore[arg-type]
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        server.client.models.retrieve("gpt-4o")
+    assert post(server, b"", "/v1/nothing")[:2] == (
+        404, {"message": "there is nothing at POST /v1/nothing", "type": "invalid_request_error", "param": None, "code": "not_found"},
+    )  # fmt: skip
+    for route in ROUTES:
+        status, error, headers = post(server, b"", route.path.replace("{name}", "x"), "DELETE")
+        assert (status, error["code"]) == (405, "method_not_allowed")
+        assert route.method in headers["Allow"]
+
+
+def test_keys(tiny_bf16: Path) -> None:
+    with chat_server(tiny_bf16, Options(api_keys=("first", "schlüssel"))) as locked:
+        assert locked.ask("capital").choices
+        assert locked.client._client.get(f"{locked.url}/health").status_code == 200
+        for wrong in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "first"}, {"Authorization": "Bearer "}):
+            status, error, headers = post(locked, chat(), **wrong)
+            assert (status, error["code"], headers["WWW-Authenticate"]) == (401, "invalid_api_key", "Bearer")
+            assert post(locked, b"", "/v1/models", "GET", **wrong)[0] == 401
+        assert post(locked, chat(), Authorization="bearer first")[0] == 200
+        assert post(locked, chat(), Authorization="Bearer schlüssel".encode().decode("latin-1"))[0] == 200
+
+
+def test_a_full_queue_says_when_to_come_again(tiny_bf16: Path) -> None:
+    with chat_server(tiny_bf16, facts=ROOMY, n_waiting=0) as small:
+        stream = small.ask("endless", stream=True, max_tokens=1 << 39)
+        next(iter(stream))
+        status, error, headers = post(small, chat())
+        assert (status, error["code"], error["type"], headers["Retry-After"]) == (503, "queue_full", "server_error", "5")
+        stream.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("script", ["endless", "silent"])
+def test_a_client_that_goes_away_frees_its_slot(tiny_bf16: Path, stream: bool, script: str) -> None:
+    with chat_server(tiny_bf16, facts=ROOMY) as one_slot:
+        connection = http.client.HTTPConnection(one_slot.url.removeprefix("http://"), timeout=30)
+        body = {"messages": [{"role": "user", "content": script}], "enable_thinking": False, "stream": stream, "max_tokens": 1 << 39}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        if stream:
+            response = connection.getresponse()
+            assert response.readline().startswith(b"data: ")
+            response.close()
+        else:
+            wait_for_requests(one_slot, 1)
+        connection.close()
+        assert one_slot.ask("capital").choices[0].message.content == SCRIPTS["capital"][0]  # it waited for the only slot
+
+
+def wait_for_requests(server: Running, count: int) -> None:
+    """Returns when so many are in flight; asks a number of times, so that a bug cannot hang the suite."""
+    for _ in range(100_000):
+        if server.supervisor.n_in_flight == count:
+            return
+        server.client._client.get(f"{server.url}/health")
+    raise AssertionError(f"{server.supervisor.n_in_flight} requests in flight, expected {count}")
+
+
+def test_a_request_that_fails_is_a_500_and_the_next_one_works(server: Running) -> None:
+    with pytest.raises(openai.InternalServerError) as failed:
+        server.ask("fail")
+    assert (failed.value.status_code, failed.value.code) == (500, "engine_failed")
+    with pytest.raises(openai.APIError, match="told to fail"):
+        list(server.ask("fail", stream=True))
+    assert server.ask("capital").choices
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_death_of_the_engine_reaches_everyone(tiny_bf16: Path, stream: bool) -> None:
+    with chat_server(tiny_bf16, facts=replace(ROOMY, n_seq_max=2)) as mortal:
+        other = mortal.ask("endless", stream=True, max_tokens=1 << 39)
+        next(iter(other))
+        with pytest.raises(openai.APIError, match="ended with signal SIGKILL") as died:
+            list(mortal.ask("die", stream=True)) if stream else mortal.ask("die")
+        assert stream or getattr(died.value, "status_code", None) == 503
+        with pytest.raises(openai.APIError, match="ended with signal SIGKILL"):
+            list(other)
+        status, error, _ = post(mortal, chat())
+        assert (status, error["code"]) == (503, "engine_dead")
+        status, health, _ = post(mortal, b"", "/health", "GET")
+        assert (status, health["status"]) == (503, "dead")
+        assert "SIGKILL" in health["reason"]
+
+
+def test_until_the_model_is_loaded_clients_are_told_to_wait(tiny_bf16: Path) -> None:
+    with load_model(tiny_bf16, LoadParams(n_ctx=256), vocab_only=True) as model:
+        supervisor = Supervisor(run_never_ready, None)
+        service = Service(supervisor, Vocab(model), ChatTemplate("{{ messages }}"), PROFILES["chatml"], MODEL, 0, Options(), Sampling())
+        with served(create_app(service, supervisor)) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            starting = Running(url, client, service, supervisor)
+            status, health, _ = post(starting, b"", "/health", "GET")
+            assert (status, health) == (503, {"status": "starting"})
+            status, error, headers = post(starting, chat())
+            assert (status, error["code"], headers["Retry-After"]) == (503, "engine_starting", "5")
+            assert post(starting, b"", "/v1/models", "GET")[0] == 200

@@ -1,0 +1,96 @@
+"""Tokens to text: characters in pieces, stop strings, and a sign of life in the stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from a3b_server.sse import KEEPALIVE, alive, frame
+from a3b_server.text import TextStream
+
+
+def stream(pieces: list[bytes], stop: list[str]) -> tuple[list[str], bool]:
+    """The texts that come out, and whether a stop string ended them."""
+    text = TextStream(lambda token: pieces[token], stop)
+    out = []
+    for token in range(len(pieces)):
+        out.append(text.feed(token))
+        if text.stopped:
+            break
+    return [*out, text.finish()], text.stopped
+
+
+def test_a_character_in_two_tokens_comes_out_whole() -> None:
+    raw = "Santé 🙂".encode()
+    assert stream([raw[:5], raw[5:9], raw[9:]], [])[0] == ["Sant", "é ", "🙂", ""]
+    assert stream([raw[:5]], [])[0] == ["Sant", "\ufffd"]
+
+
+def test_what_may_become_a_stop_string_is_held_back() -> None:
+    assert stream([b"a", b"S", b"T", b"x"], ["STOP"]) == (["a", "", "", "STx", ""], False)
+    assert stream([b"aST", b"OP and more", b"never"], ["STOP"]) == (["a", "", ""], True)
+    assert stream([b"aSTO"], ["STOP"]) == (["a", "STO"], False)
+    assert stream([b"one\n\ntwo"], ["\n\n", "one\n"]) == (["", ""], True)
+    assert stream(["né".encode()[:2], "né".encode()[2:]], ["é"]) == (["n", "", ""], True)
+
+
+texts = st.text("ab\n🙂é", max_size=30)
+stops = st.lists(st.text("ab\n🙂", min_size=1, max_size=3), max_size=3)
+
+
+@given(text=texts, stop=stops, cuts=st.lists(st.integers(0, 120)))
+def test_however_it_is_cut_the_text_is_the_same(text: str, stop: list[str], cuts: list[int]) -> None:
+    raw = text.encode()
+    at = [0, *sorted(cut for cut in cuts if cut <= len(raw)), len(raw)]
+    out, stopped = stream([raw[i:j] for i, j in zip(at, at[1:], strict=False)], stop)
+    # The stop string that is complete first wins; of those that are complete with the same piece, the one that begins first.
+    ends = [found + len(one) for one in stop if (found := text.find(one)) >= 0]
+    assert stopped == bool(ends)
+    said = "".join(out)
+    assert text.startswith(said)
+    assert said == text if not ends else len(said) < min(ends)
+    assert not any(one in said for one in stop)
+
+
+def test_frames_are_one_line() -> None:
+    assert frame({"text": "a\nb\r\u2028é"}) == 'data: {"text":"a\\nb\\r\u2028é"}\n\n'.encode()
+    assert frame({"text": "\ud800"}) == b'data: {"text":"\\ud800"}\n\n'
+
+
+def test_a_silent_stream_shows_that_it_lives() -> None:
+    async def session() -> list[bytes]:
+        go_on = asyncio.Event()
+
+        async def frames() -> AsyncIterator[bytes]:
+            await go_on.wait()
+            yield b"one"
+            yield b"two"
+
+        out = []
+        async for found in alive(frames(), seconds=0):
+            out.append(found)
+            go_on.set()
+        return out
+
+    out = asyncio.run(session())
+    assert out[0] == KEEPALIVE
+    assert [found for found in out if found != KEEPALIVE] == [b"one", b"two"]
+    assert KEEPALIVE.startswith(b":")
+    assert KEEPALIVE.endswith(b"\n\n")
+
+
+def test_what_a_stream_raises_passes_through() -> None:
+    async def frames() -> AsyncIterator[bytes]:
+        yield b"one"
+        raise LookupError("gone")
+
+    async def session() -> None:
+        async for _ in alive(frames()):
+            pass
+
+    with pytest.raises(LookupError):
+        asyncio.run(session())
