@@ -23,6 +23,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_DIMS = 4
 DEFAULT_ALIGNMENT = 32
+LONGEST_NAME, LONGEST_TEXT = 1 << 16, 1 << 28  # bytes; a damaged length must not make the reader decode gigabytes
 INLINE_ELEMENTS = 1024  # longer arrays (tokens, scores, merges) are skipped unless asked for
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 
@@ -134,8 +135,10 @@ class _Reader:
     def u64(self, what: str) -> int:
         return int(U64.unpack_from(self.view, self.take(8, what))[0])
 
-    def text(self, what: str) -> str:
+    def text(self, what: str, longest: int = LONGEST_TEXT) -> str:
         length = self.u64(what)
+        if longest < length <= self.size - self.at:
+            raise BadInput(f"{self.path}: {what} at byte {self.at:,} has {length:,} bytes, at most {longest:,} are sensible")
         start = self.take(length, what)
         try:
             return self.view[start : start + length].decode()
@@ -168,7 +171,7 @@ class _Reader:
     def fields(self, count: int) -> Iterator[tuple[str, Field]]:
         seen = set()
         for i in range(self.bounded(count, 13, "the metadata")):
-            key = self.text(f"metadata key {i}")
+            key = self.text(f"metadata key {i}", LONGEST_NAME)
             if key in seen:
                 raise BadInput(f"{self.path}: metadata key {key} occurs twice")
             seen.add(key)
@@ -229,7 +232,7 @@ class _Reader:
         return value
 
     def tensor(self, index: int) -> tuple[str, tuple[int, ...], GGMLType, int]:
-        name = self.text(f"name of tensor {index}")
+        name = self.text(f"name of tensor {index}", LONGEST_NAME)
         n_dims = self.u32(f"dimensions of {name}")
         if not 1 <= n_dims <= MAX_DIMS:
             raise BadInput(f"{self.path}: tensor {name} has {n_dims} dimensions, expected 1 to {MAX_DIMS}")

@@ -323,13 +323,18 @@ def test_the_source_is_covered_once(tmp_path: Path) -> None:
     assert len(in_form(weights(Sizes()), Form(packed=False))) > len(model.tensors)
 
 
-def test_tensor_order_is_that_of_the_layers(tmp_path: Path) -> None:
-    path = converted_file(write_checkpoint(tmp_path / "tiny", Form()))
+def test_trunk_in_order_of_its_layers_then_the_mtp_block(tmp_path: Path) -> None:
+    """The MTP block is last, so that a mapping of the trunk does not span it."""
+    form, sizes = Form(), Sizes()
+    path = converted_file(write_checkpoint(tmp_path / "tiny", form, sizes))
     names = [tensor.name for tensor in read_gguf(path).tensors]
-    blocks = [int(name.split(".")[1]) for name in names if name.startswith("blk.")]
-    assert names[0] == "token_embd.weight"
+    output = names.index("output.weight")
+    trunk, mtp = names[:output], names[output + 1 :]
+    assert (trunk[0], trunk[-1]) == ("token_embd.weight", "output_norm.weight")
+    blocks = [int(name.split(".")[1]) for name in trunk[1:-1]]
     assert blocks == sorted(blocks)
-    assert names[-2:] == ["output_norm.weight", "output.weight"]
+    assert {name.split(".")[1] for name in mtp} == {str(max(blocks) + 1)}
+
 
 
 @pytest.mark.parametrize(("mtp", "packed"), [(True, True), (False, False)])

@@ -100,6 +100,16 @@ def test_lies_are_named(written: Path, tmp_path: Path, change: object, message: 
         read_gguf(bad)
 
 
+def test_a_name_as_long_as_the_file_is_not_read(written: Path, tmp_path: Path) -> None:
+    data = bytearray(written.read_bytes())
+    at = data.index(b"general.architecture") - 8
+    data[at : at + 8] = struct.pack("<Q", 1 << 20)
+    long = tmp_path / "long.gguf"
+    long.write_bytes(bytes(data) + bytes(1 << 21))
+    with pytest.raises(BadInput, match="metadata key 0 at byte 32 has 1,048,576 bytes"):
+        read_gguf(long)
+
+
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="No such file"):
         read_gguf(tmp_path / "none.gguf")

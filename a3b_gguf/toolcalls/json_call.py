@@ -33,7 +33,7 @@ class JsonCall:
     def take(self, token: Token) -> Ended | None:
         if self._depth == 0 and self._objects:
             return self._between(token)
-        if False:  # no string goes on like that: a quote was missing
+        if token.kind == "call" and self._behind_cut:  # no string goes on like that: a quote was missing
             return self._failed(self._cuts[-1], (token,))
         self.taken.append(token)
         if token.kind == "/call":

@@ -111,15 +111,16 @@ def dims(config: Config) -> Dims:
 
 
 def rows(config: Config, dims: Dims, n_mtp: int) -> Table:
-    """Embedding, blocks in order, the MTP block behind them, final norm, output."""
+    """Embedding, blocks in order, final norm, output, and the MTP block last: who does not load it need not map its bytes."""
     full = attention_layers(config)
     table: list[Row | Either] = list(GLOBAL)
     for i, is_full in enumerate(full):
         table += in_block((*(ATTENTION if is_full else deltanet(dims)), *MOE), f"model.layers.{i}", i)
+    tied = bool(config.may("tie_word_embeddings", bool, False))
+    table += [*BEHIND, Row(OUTPUT.source, OUTPUT.target, OUTPUT.shape, optional=tied)]
     for number in range(n_mtp):
         table += in_block((*ATTENTION, *MOE, *NEXTN), f"mtp.layers.{number}", len(full) + number)
-    tied = bool(config.may("tie_word_embeddings", bool, False))
-    return [*table, *BEHIND, Row(OUTPUT.source, OUTPUT.target, OUTPUT.shape, optional=tied)]
+    return table
 
 
 def metadata(config: Config, n_mtp: int, file_type: int) -> Metadata:
