@@ -23,7 +23,7 @@ check: setup
 	$(RUN)/ruff check .
 	$(RUN)/mypy
 	$(RUN)/mypy tests benchmarks
-	$(RUN)/lint-imports --no-cache --quiet
+	$(RUN)/lint-imports --no-cache --no-logo
 	$(RUN)/python tests/module_sizes.py
 
 test: check

@@ -23,7 +23,7 @@ message is always refused.
 
 def page() -> str:
     """The whole page."""
-    rows = (f"| {rule.id} | {rule.severity} | {cell(rule.what)} | {cell(rule.fix)} |" for rule in RULES)
+    rows = (f"| {rule.id} | {rule.severity} | {cell(rule.what)} | {cell(rule.fix)} |" for rule in sorted(RULES, key=lambda rule: rule.id))
     return HEAD + "\n".join(rows) + "\n"
 
 

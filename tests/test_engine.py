@@ -15,7 +15,7 @@ from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from a3b_gguf.errors import BadInput
-from a3b_gguf.llama.batch import last_position
+from a3b_gguf.llama.batch import Batch, decode, last_position
 from a3b_gguf.llama.load import Context, load_model, open_context
 from a3b_gguf.llama.log import LlamaLog
 from a3b_gguf.llama.params import LoadParams
@@ -218,10 +218,10 @@ class Results:
     """Stands in for llama_decode: gives the results it was told, then the real one. Notes the rows of every call."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *results: int) -> None:
-        self.results, self.rows, self.real = list(results), list[int](), engine_module.decode
+        self.results, self.rows, self.real = list(results), list[int](), decode
         monkeypatch.setattr(engine_module, "decode", self)
 
-    def __call__(self, context: Context, batch: engine_module.Batch) -> int:
+    def __call__(self, context: Context, batch: Batch) -> int:
         self.rows.append(len(batch))
         result = self.results.pop(0) if self.results else 0
         return result or self.real(context, batch)

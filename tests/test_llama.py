@@ -207,7 +207,7 @@ def test_long_text_needs_no_second_guess(vocab: Vocab) -> None:
 
 
 def test_another_thread_tokenizes_while_one_decodes(vocab: Vocab, context: Context) -> None:
-    expected, got = vocab.tokenize("What is the capital of Chile?", True), []
+    expected, got = vocab.tokenize("What is the capital of Chile?", True), list[list[int]]()
     thread = threading.Thread(target=lambda: got.extend(vocab.tokenize("What is the capital of Chile?", True) for _ in range(300)))
     thread.start()
     batch, at = Batch(128), 0

@@ -312,6 +312,8 @@ def test_usage_errors_come_before_any_work(narrow_bf16: Path, tmp_path: Path) ->
             quantize_file(narrow_bf16, tmp_path / "out.gguf", options)
     with pytest.raises(UsageError, match="is a folder"):
         quantize_file(narrow_bf16, tmp_path, quiet("q8_0"))
+    with pytest.raises(UsageError, match="get that name"):
+        quantize_file(narrow_bf16, tmp_path / "clip_bounds.bin", quiet("q8_0"))
     assert list(tmp_path.iterdir()) == []
 
 

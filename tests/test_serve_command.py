@@ -74,7 +74,8 @@ class Served:
     @property
     def family(self) -> list[psutil.Process]:
         """The engine's process and whatever else was started."""
-        return psutil.Process(self.process.pid).children(recursive=True)
+        found: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
+        return found
 
     def end(self, sort: signal.Signals) -> int:
         self.process.send_signal(sort)

@@ -98,7 +98,8 @@ def test_tool_calls(server: Running) -> None:
 
 
 def test_no_tools_no_calls(server: Running) -> None:
-    for more in ({}, {"tools": [WEATHER], "tool_choice": "none"}, {"tools": []}):
+    ways: list[dict[str, Any]] = [{}, {"tools": [WEATHER], "tool_choice": "none"}, {"tools": []}]
+    for more in ways:
         (choice,) = server.ask("call", **more).choices
         assert (choice.message.tool_calls, choice.finish_reason) == (None, "stop")
         assert choice.message.content == SCRIPTS["call"][0]
@@ -119,7 +120,7 @@ def test_one_call_at_a_time_when_asked(server: Running) -> None:
 
 def test_a_tools_result_goes_back_to_the_model(server: Running) -> None:
     first = server.ask("call", tools=[WEATHER]).choices[0].message
-    history = [
+    history: list[Any] = [
         {"role": "user", "content": "capital"},
         first.model_dump(exclude_none=True),
         {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "sunny"},
@@ -127,7 +128,7 @@ def test_a_tools_result_goes_back_to_the_model(server: Running) -> None:
         {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": [{"type": "text", "text": "sunny"}]},
         {"role": "user", "content": "think"},
     ]
-    answer = server.client.chat.completions.create(model=MODEL, messages=history, tools=[WEATHER])  # type: ignore[arg-type]
+    answer = server.client.chat.completions.create(model=MODEL, messages=history, tools=[WEATHER])  # type: ignore[list-item]
     assert answer.choices[0].message.content == "Santiago."
 
 

@@ -122,6 +122,7 @@ def test_messages_missing_are_named(server: Running) -> None:
         ({"stream": "yes"}, "stream", "valid boolean"),
         ({"stream_options": {"usage": True}}, "stream_options.usage", "unknown field"),
         ({"n": 2}, "n", "not served by this version"),
+        ({"n": True}, "n", "not served"),
         ({"logprobs": True}, "logprobs", "not served"),
         ({"frequency_penalty": 0.5}, "frequency_penalty", "not served"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "not served"),
@@ -169,6 +170,7 @@ def test_what_quotes_half_a_surrogate_can_still_be_sent(server: Running) -> None
     status, error, _ = post(server, chat(model="\ud800"))
     assert (status, error["code"]) == (404, "model_not_found")
     assert post(server, chat(**{"\ud800": 1}))[0] == 400
+    assert "\ud800" in post(server, chat(tool_choice="\ud800"))[1]["message"]
 
 
 def test_paths_methods_and_models_that_are_not_there(server: Running) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import ClientDisconnect
 
-from a3b_server.sse import KEEPALIVE, alive, frame
+from a3b_server.sse import KEEPALIVE, EventStream, alive, frame
 from a3b_server.text import TextStream
 
 
@@ -46,7 +49,7 @@ stops = st.lists(st.text("ab\n🙂", min_size=1, max_size=3), max_size=3)
 def test_however_it_is_cut_the_text_is_the_same(text: str, stop: list[str], cuts: list[int]) -> None:
     raw = text.encode()
     at = [0, *sorted(cut for cut in cuts if cut <= len(raw)), len(raw)]
-    out, stopped = stream([raw[i:j] for i, j in zip(at, at[1:], strict=False)], stop)
+    out, stopped = stream([raw[i:j] for i, j in pairwise(at)], stop)
     # The stop string that is complete first wins; of those that are complete with the same piece, the one that begins first.
     ends = [found + len(one) for one in stop if (found := text.find(one)) >= 0]
     assert stopped == bool(ends)
@@ -94,3 +97,29 @@ def test_what_a_stream_raises_passes_through() -> None:
 
     with pytest.raises(LookupError):
         asyncio.run(session())
+
+
+def test_the_end_of_a_stream_is_noticed_when_sending_fails() -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x"
+
+    ended = []
+
+    async def session() -> None:
+        sent = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            if len(sent) == 3:
+                raise OSError("the client is gone")
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        kept = endless()  # alive, so that nothing is cleaned up by chance
+        with pytest.raises((OSError, ExceptionGroup, ClientDisconnect)):
+            await EventStream(kept, lambda: ended.append(len(sent)))({"type": "http"}, receive, send)
+
+    asyncio.run(session())
+    assert ended == [3]

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from a3b_gguf.template import ChatTemplate
 from a3b_gguf.toolcalls import Content, OutputParser, Reasoning, ToolCall
 from a3b_gguf.toolcalls.lexer import Lexer
 from a3b_gguf.toolcalls.tools import matching_key
 from output_forms import FORMS, Form
-from outputs import PARIS, TOOLS, pieces, run, tool, xml
+from outputs import PARIS, TEXT, TOOLS, pieces, run, tool, xml
+from templates import template_text
 
 
 @pytest.mark.parametrize("form", FORMS, ids=[form.name for form in FORMS])
@@ -208,3 +210,17 @@ def test_a_value_with_tags_in_it_is_one_call(value: str) -> None:
         return
     found = run(xml("write_file", ("path", "p"), ("content", value)))
     assert found.calls == [("write_file", {"path": "p", "content": value})]
+
+
+@pytest.mark.parametrize("name", ["qwen3.6", "qwen3.5", "qwen3-coder", "qwen3", "qwen2.5", "tiny-a3b"])
+def test_what_a_template_writes_is_what_is_read(name: str) -> None:
+    """The two calls of an assistant's turn, rendered by the model's own template, come back as they were."""
+    tools = [tool("save", path=TEXT, content=TEXT, n={"type": "integer"}, ok={"type": "boolean"}, rows={"type": "array"})]
+    given = {"path": "a", "content": 'x\n  </parameter> "q" 東\n', "n": 3, "ok": True, "rows": [1, {"a": None}]}
+    call = {"id": "c", "type": "function", "function": {"name": "save", "arguments": given}}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call, call]}]
+    prompt = ChatTemplate(template_text(name)).render(messages, tools, add_generation_prompt=False)
+    output = prompt.rpartition("<|im_start|>assistant\n")[2].removesuffix("<|im_end|>\n")
+    found = run(output, tools=tools)
+    assert found.calls == [("save", given), ("save", given)]
+    assert not found.content.strip()

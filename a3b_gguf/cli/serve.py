@@ -25,9 +25,7 @@ def command(
     margin: Margin = "1GiB",
     host: str = typer.Option("127.0.0.1", "--host", help="Address to listen on; the default is reachable from this machine only."),
     port: int = typer.Option(8080, "--port", help="Port to listen on; 0 takes any that is free."),
-    api_key: list[str] = typer.Option(
-        [], "--api-key", metavar="KEY", help="Answer only requests with this key; may be repeated."
-    ),
+    api_key: list[str] = typer.Option([], "--api-key", metavar="KEY", help="Answer only requests with this key; may be repeated."),
     system: Literal["optional", "required"] = typer.Option("optional", "--system", help="Whether a request must have a system message."),
     thinking: Literal["on", "off", "auto"] = typer.Option(
         "auto", "--thinking", help="Whether the model thinks when a request does not say; auto is the template's way."

@@ -60,7 +60,7 @@ def chat_template_of(file: GGUFFile) -> ChatTemplate:
             "convert the model again with its template (a3b convert --chat-template FILE)",
         )
     try:
-        return ChatTemplate(text, _token_text(file, "bos"), _token_text(file, "eos"))
+        return ChatTemplate(text, *(_token_text(file, which) if f"{which}_token" in text else "" for which in ("bos", "eos")))
     except BadTemplate as error:
         raise BadTemplate(f"{file.path}: {error.message}", error.hint) from error
 
@@ -83,6 +83,7 @@ def control_texts(file: GGUFFile) -> tuple[str, ...]:
 
 
 def _token_text(file: GGUFFile, which: str) -> str:
+    """The text of the `bos` or `eos` token. Reads the whole vocabulary, so only for a template that writes it."""
     index = file.get(f"tokenizer.ggml.{which}_token_id")
     if index is None:
         return ""

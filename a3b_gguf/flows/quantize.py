@@ -13,6 +13,7 @@ from a3b_gguf.gguf_write import Progress, file_size, refuse_same_file, write_ggu
 from a3b_gguf.metadata import Metadata
 from a3b_gguf.tensors import Model, TensorJob
 from a3b_quantize.assign import Assignment, refuse_quantized, refuse_unweighted
+from a3b_quantize.bounds import FILE_NAME
 from a3b_quantize.encode import KERNELS, jobs
 from a3b_quantize.metadata import quantized_metadata
 from a3b_quantize.mtp import without_mtp
@@ -124,6 +125,8 @@ def _prepare(source: Path, options: Options) -> _Prepared:
 def _checked(source: Path, output: Path) -> Path:
     if output.is_dir():
         raise UsageError(f"the output {output} is a folder", "name a file with -o")
+    if output.name == FILE_NAME:
+        raise UsageError(f"the output cannot be called {FILE_NAME}: the activation ranges get that name", "choose another name with -o")
     refuse_same_file(output, source.iterdir() if source.is_dir() else [source])
     return output
 

@@ -72,7 +72,7 @@ def logits(context: Context, row: int, n_vocab: int) -> NDArray[np.float32]:
     """Logits of a row of the last batch, float32 [n_vocab]: a view that the next call of decode overwrites."""
     pointer = C.llama_get_logits_ith(context.pointer, row)
     # A third of the time of np.ctypeslib.as_array, once a token.
-    return np.frombuffer((ctypes.c_float * n_vocab).from_address(ctypes.addressof(pointer.contents)), np.float32)
+    return np.frombuffer(memoryview((ctypes.c_float * n_vocab).from_address(ctypes.addressof(pointer.contents))), np.float32)
 
 
 def drop(context: Context, seq: int) -> None:

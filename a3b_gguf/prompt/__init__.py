@@ -3,7 +3,7 @@
     value, findings = verify_body(data)                         bytes that should be a JSON request
     findings = verify_request(request, profile, system)         messages, tools, options
     findings = verify_raw(text, profile, system)                a prompt that is already rendered
-    prompt = render_request(template, request, profile)         only after verify_request found no error
+    prompt = render_request(template, request)                  only after verify_request found no error
 
 A rule is a pure function and a row in one of the tables; its id never changes. docs/prompt-rules.md lists them.
 """

@@ -7,6 +7,7 @@ import unicodedata
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 C0 = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f]")
+ODD = re.compile(f"{SURROGATE.pattern}|{C0.pattern}")
 # Letters by category, and yet nothing is drawn for them: Hangul fillers and the Braille blank.
 BLANK_LETTERS = frozenset("\u115f\u1160\u2800\u3164\uffa0")
 

@@ -18,14 +18,14 @@ KNOWN_KEYS = frozenset((
 
 
 def has_no_surrogate(view: RequestView) -> Iterator[Hit]:
-    for path, text in view.texts:
+    for path, text in view.odd:
         match = SURROGATE.search(text)
         if match:
             yield Hit(path_text(path), f"unpaired surrogate U+{ord(match[0]):04X} at character {match.start()}: no UTF-8 text can hold it")
 
 
 def has_no_control_character(view: RequestView) -> Iterator[Hit]:
-    for path, text in view.texts:
+    for path, text in view.odd:
         match = C0.search(text)
         if match and "\0" in text:
             yield Hit(path_text(path), f"NUL at character {text.index(chr(0))}")

@@ -116,9 +116,8 @@ def role_is_known(view: RawView) -> Iterator[Hit]:
 
 
 def no_foreign_delimiter(view: RawView) -> Iterator[Hit]:
-    spans = [(turn.body_start, turn.end) for turn in view.turns]
     for family, pattern in FOREIGN:
-        outside = next((m for m in pattern.finditer(view.text) if not any(start <= m.start() < end for start, end in spans)), None)
+        outside = next((match for match in pattern.finditer(view.text) if not view.is_in_body(match.start())), None)
         found = outside or pattern.search(view.text)
         if found:
             where, offset = view.place(found.start())

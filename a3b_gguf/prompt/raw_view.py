@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from a3b_gguf.errors import BadInput
@@ -38,19 +39,26 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class RawView:
-    """strays: closers without an open turn. breaks: characters at which a new line begins."""
+    """strays: closers without an open turn. lines: where each line begins, in characters and in bytes."""
 
     text: str
     profile: Profile
     system: SystemPolicy
     turns: tuple[Turn, ...]
     strays: tuple[int, ...]
-    breaks: tuple[int, ...]
+    lines: tuple[tuple[int, int], ...]
 
     def place(self, at: int) -> tuple[str, int]:
         """`byte 17, line 3` of a character, and the byte alone."""
-        offset = len(self.text[:at].encode("utf-8", "surrogatepass"))
-        return f"byte {offset}, line {bisect.bisect_right(self.breaks, at) + 1}", offset
+        number = bisect.bisect_right(self.lines, at, key=lambda line: line[0])
+        start, offset = self.lines[number - 1]
+        offset += at - start if self.text.isascii() else len(_bytes(self.text[start:at]))
+        return f"byte {offset}, line {number}", offset
+
+    def is_in_body(self, at: int) -> bool:
+        """Whether a character is part of a turn's text."""
+        index = bisect.bisect_right(self.turns, at, key=lambda turn: turn.body_start) - 1
+        return index >= 0 and at < self.turns[index].end
 
     @property
     def closed_turns(self) -> tuple[Turn, ...]:
@@ -88,8 +96,19 @@ def view_raw(text: str, profile: Profile, system: SystemPolicy = "optional") -> 
         else:
             turns.append(_turn(text, opened, at, at + len(end), profile, closed=True))
             opened = None
-    breaks = tuple(match.end() for match in re.finditer("\n", text))
-    return RawView(text, profile, system, tuple(turns), tuple(strays), breaks)
+    return RawView(text, profile, system, tuple(turns), tuple(strays), tuple(_lines(text)))
+
+
+def _lines(text: str) -> Iterator[tuple[int, int]]:
+    at = offset = 0
+    for line in text.split("\n"):
+        yield at, offset
+        at += len(line) + 1
+        offset += len(_bytes(line)) + 1
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _turn(text: str, start: int, end: int, after: int, profile: Profile, closed: bool) -> Turn:

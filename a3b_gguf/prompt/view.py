@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from a3b_gguf.prompt.characters import ODD
 from a3b_gguf.prompt.profiles import Profile
 from a3b_gguf.template import ChatTemplate
 
@@ -56,15 +57,15 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """messages: as sent, none when they are not a list. entries: those that are objects. controls: finds any control text.
-    texts: every string of the request, keys included."""
+    """messages: as sent, none when they are not a list. entries: those that are objects. odd: strings of the request, keys included,
+    that hold a surrogate or a control character. controls: finds any control text."""
 
     request: Mapping[str, Any]
     profile: Profile
     system: SystemPolicy
     messages: list[Any]
     entries: tuple[Entry, ...]
-    texts: tuple[tuple[Path, str], ...]
+    odd: tuple[tuple[Path, str], ...]
     controls: re.Pattern[str] | None
     template: ChatTemplate | None = None
 
@@ -82,8 +83,8 @@ def view_request(
         for index, message in enumerate(messages)
         if isinstance(message, Mapping)
     )
-    texts = tuple(strings(request, "$"))
-    return RequestView(request, profile, system, messages, entries, texts, any_of(profile.controls), template)
+    odd = tuple((path, text) for path, text in strings(request, "$") if ODD.search(text))
+    return RequestView(request, profile, system, messages, entries, odd, any_of(profile.controls), template)
 
 
 def any_of(texts: tuple[str, ...]) -> re.Pattern[str] | None:

@@ -31,7 +31,7 @@ def jobs(model: Model, assignments: Sequence[Assignment], threads: int | None = 
     A tensor that keeps its type is copied as it is stored. Iterating a job raises BadInput for a weight that is not finite or that
     the type cannot hold, with tensor, expert and row.
     """
-    n_threads = threads or os.cpu_count() or 1
+    n_threads = threads or usable_cores()
     return [_job(tensor, each, n_threads, KERNELS[kernel]) for tensor, each in zip(model.tensors, assignments, strict=True)]
 
 
@@ -54,6 +54,11 @@ def _job(tensor: TensorSource, assignment: Assignment, threads: int, kernel: Ker
         return data.data.cast("B")
 
     return TensorJob(tensor.name, tensor.shape, kind, lambda: in_order(encode, spans(tensor.shape), threads))
+
+
+def usable_cores() -> int:
+    """Cores that this process may use, which in a container can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def spans(shape: tuple[int, ...]) -> list[tuple[int, int]]:

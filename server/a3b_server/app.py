@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
@@ -15,8 +14,6 @@ from a3b_server.responses import JSONAnswer
 from a3b_server.routes import ROUTES, Route
 from a3b_server.service import Service
 from a3b_server.supervisor import Supervisor
-
-log = logging.getLogger("a3b_server")
 
 
 def create_app(service: Service, supervisor: Supervisor | None = None) -> FastAPI:
@@ -83,6 +80,6 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    """The framework hands the error on to uvicorn, which logs it with its traceback."""
     said = APIError(500, f"internal error: {type(error).__name__}; the server's log has more", "internal_error")
     return JSONAnswer(said.body(), status_code=500)

@@ -121,7 +121,7 @@ def _refusal(error: ValidationError) -> APIError:
     if faults[0]["type"] == "missing":
         return APIError(400, f"{where} is missing", "missing_required_parameter", where)
     found = f", found {str(faults[0]['input'])[:60]!r}" if not isinstance(faults[0]["input"], dict) else ""
-    return APIError(400, f"{where}: {faults[0]['msg']}{found}", "invalid_value", where)
+    return APIError(400, f"{where or 'a field'}: {faults[0]['msg']}{found}", "invalid_value", where or None)
 
 
 def _where(path: tuple[int | str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Server-sent events: how one is framed, and a sign of life while nothing comes.
+"""Server-sent events: how one is framed, a sign of life while nothing comes, and an end that is always noticed.
 
 Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
@@ -6,8 +6,11 @@ Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
+
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from a3b_gguf.strict_json import dumps
 
@@ -37,3 +40,21 @@ async def alive(frames: AsyncIterator[bytes], seconds: float = KEEPALIVE_SECONDS
             following = asyncio.ensure_future(anext(frames, None))
     finally:
         following.cancel()
+
+
+class EventStream(StreamingResponse):
+    """Sends frames, and calls `on_end` when the last one is sent, the client has gone away or the server stops.
+
+    A generator's own `finally` would do for the client that goes away while it is asked for more, not for one that goes away while
+    a frame is being sent: then nobody asks the generator again.
+    """
+
+    def __init__(self, frames: AsyncIterator[bytes], on_end: Callable[[], None]) -> None:
+        super().__init__(alive(frames), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_end()

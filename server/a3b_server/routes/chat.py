@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
-from fastapi.responses import StreamingResponse
 
 from a3b_gguf.toolcalls import OutputParser
 from a3b_server.completion import Head, chunks, deltas, whole
@@ -19,7 +18,7 @@ from a3b_server.prompting import prepare, read_body
 from a3b_server.responses import JSONAnswer
 from a3b_server.schema import parse_chat
 from a3b_server.service import Service
-from a3b_server.sse import DONE, alive, frame
+from a3b_server.sse import DONE, EventStream, frame
 from a3b_server.supervisor import EngineUnavailable, Generation, QueueFull, RequestFailed
 from a3b_server.text import TextStream
 
@@ -38,8 +37,7 @@ async def chat_completions(request: Request, service: Service) -> Response:
     parser = OutputParser(prompt.tools, prompt.in_thinking)
     pieces = deltas(generation, text, parser, one_call=wanted.parallel_tool_calls is False)
     if wanted.stream:
-        frames = _frames(chunks(head, pieces, wanted.include_usage))
-        return StreamingResponse(_closing(frames, generation), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        return EventStream(_frames(chunks(head, pieces, wanted.include_usage)), on_end=generation.close)
     try:
         answer = await _unless_gone(request, whole(head, pieces))
     except (EngineUnavailable, RequestFailed) as error:
@@ -105,12 +103,3 @@ async def _frames(objects: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes
         yield frame(_failure(error).body())
         return
     yield DONE
-
-
-async def _closing(frames: AsyncIterator[bytes], generation: Generation) -> AsyncIterator[bytes]:
-    """`frames`, and the generation cancelled when the client goes away: then this is cancelled, or never asked again."""
-    try:
-        async for one in alive(frames):
-            yield one
-    finally:
-        generation.close()
