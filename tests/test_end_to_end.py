@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from command import a3b
-from test_serve_command import serving
+from serving import serving
 
 ROOT = Path(__file__).parent.parent
 SYSTEM = {"role": "system", "content": "You are a helpful assistant."}

@@ -6,11 +6,8 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,13 +20,9 @@ from a3b_gguf.flows.serve import address, sampling_of
 from a3b_gguf.gguf_file import GGUFFile
 from a3b_gguf.metadata import Metadata, f32, i32, string
 from a3b_server.sampling import Sampling
+from serving import HANGS_SECONDS, serving
 
 PLAN = ("--ctx", "2048", "--parallel", "2")
-HANGS_SECONDS = 60  # a process that has said nothing for so long is killed, so that a bug cannot hang the suite
-
-
-def command(*args: str | Path) -> list[str]:
-    return [sys.executable, "-m", "a3b_gguf", "serve", *map(str, args)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,43 +48,6 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return Done(code if isinstance(code, int) else 0, out, err)
 
     return once
-
-
-class Served:
-    """A running `a3b serve`, its lines until it was ready, and its base URL."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process, self.lines = process, list[str]()
-        assert process.stdout is not None
-        for line in process.stdout:
-            self.lines.append(line)
-            if line.startswith("ready after"):
-                break
-        else:
-            raise AssertionError("".join(self.lines))
-        self.url = self.lines[-1].split(" s: ")[1].split(" ")[0]
-
-    @property
-    def family(self) -> list[psutil.Process]:
-        """The engine's process and whatever else was started."""
-        found: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
-        return found
-
-    def end(self, sort: signal.Signals) -> int:
-        self.process.send_signal(sort)
-        return self.process.wait(HANGS_SECONDS)
-
-
-@contextmanager
-def serving(*args: str | Path) -> Iterator[Served]:
-    with subprocess.Popen(command(*args, "--port", "0"), stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        watchdog = threading.Timer(HANGS_SECONDS, process.kill)
-        watchdog.start()
-        try:
-            yield Served(process)
-        finally:
-            watchdog.cancel()
-            process.kill()
 
 
 def assert_all_gone(family: list[psutil.Process]) -> None:

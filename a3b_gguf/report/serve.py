@@ -20,6 +20,7 @@ KIND_OF_TERM = {
     "KV cache": "kv",
     "recurrent state": "recurrent",
     "compute buffer": "compute",
+    "staging of one expert tensor": "compute",
     "output buffer": "output",
 }
 Sizes = dict[tuple[str, str], int]
