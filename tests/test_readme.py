@@ -53,9 +53,9 @@ def test_transcripts(folder: Path) -> None:
 def table(heading: str) -> list[list[str]]:
     """Cells of the first table under a heading, without its two head rows."""
     section = README.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    lines = [line for line in section.split("\n") if line.startswith("|")]
-    last = next((i for i, line in enumerate(section.split("\n")[section.split("\n").index(lines[0]) :]) if not line.startswith("|")), len(lines))
-    return [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines[2:last]]
+    found = re.search(r"(^\|.*\n)+", section, re.M)
+    assert found is not None, heading
+    return [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in found[0].splitlines()[2:]]
 
 
 def test_commands() -> None:
