@@ -124,7 +124,6 @@ def delta_rule(query, key, value, decay, beta, chunk=CHUNK):
 
 def delta_net(x, layer):
     """Gated delta-net mixer. x: [B, T, H] normed. Returns [B, T, H] bf16."""
-    batch, length, _ = x.shape
     keys, values, size = layer.num_k_heads, layer.num_v_heads, layer.head_k_dim
     mixed, z = product(x, layer.in_proj_qkv.weight, layer.in_proj_z.weight).split([layer.conv_dim, layer.value_dim], -1)
     b, a = F.linear(x, torch.cat([layer.in_proj_b.weight, layer.in_proj_a.weight])).chunk(2, -1)
