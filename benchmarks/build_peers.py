@@ -2,7 +2,7 @@
 
     python benchmarks/build_peers.py build/peers
 
-For comparison only; nothing of a3b needs them. Needs cmake and a C++ compiler; takes 10 to 30 minutes the first time.
+For comparison only; nothing of a3b needs them. Needs cmake and a C++ compiler; takes 5 to 30 minutes the first time.
 """
 
 from __future__ import annotations
