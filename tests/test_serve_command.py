@@ -107,6 +107,15 @@ def test_a_dry_run_prints_the_plan_and_stops(tiny_bf16: Path, run: Callable[...,
     assert (planned["load"]["n_ctx"], planned["load"]["n_seq_max"]) == (2048, 2)
 
 
+def test_a_plan_for_gpus_that_are_not_here_is_shown_and_not_served(tiny_bf16: Path, run: Callable[..., Done]) -> None:
+    shown = run(tiny_bf16, *PLAN, "--vram", "8GiB", "--dry-run")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    refused = run(tiny_bf16, *PLAN, "--vram", "8GiB", "--port", "0")
+    assert refused.returncode == 4
+    assert "the plan uses 1 GPU, llama.cpp finds none on this machine" in refused.stderr
+    assert "--vram 0" in refused.stderr
+
+
 def test_a_port_that_is_taken_is_said_before_anything_is_loaded(tiny_bf16: Path, run: Callable[..., Done]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

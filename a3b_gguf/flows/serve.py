@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from a3b_gguf import probe
+from a3b_gguf.errors import MachineLacks
 from a3b_gguf.flows.plan import plan_file
 from a3b_gguf.flows.prompts import chat_template_of, profile_of
 from a3b_gguf.gguf_file import GGUFFile, read_gguf
@@ -16,6 +17,7 @@ from a3b_gguf.llama.load import load_model
 from a3b_gguf.llama.log import LlamaLog
 from a3b_gguf.llama.vocab import Vocab
 from a3b_gguf.machine import Machine
+from a3b_gguf.memory.placement import HOST
 from a3b_gguf.planner.plan import Plan, Wishes
 from a3b_server.app import create_app
 from a3b_server.messages import EngineConfig, Facts
@@ -41,17 +43,31 @@ def plan_here(path: Path, wishes: Wishes, machine: Machine | None = None) -> Pla
 
     Asking a GPU for its memory opens it, which takes some of that memory for as long as the process lives: this one lives long.
     """
-    if machine is None:
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            machine = pool.apply(probe.machine)
-    return plan_file(path, wishes, machine)
+    return plan_file(path, wishes, machine or _machine_here())
+
+
+def _machine_here() -> Machine:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(probe.machine)
+
+
+def refuse_absent_gpus(plan: Plan) -> None:
+    """A plan for a described machine can be read anywhere, but served only where its GPUs are. Raises MachineLacks."""
+    used = {term.device for term in plan.terms} - {HOST}
+    if plan.machine.described and used:
+        found = len(_machine_here().gpus)
+        if found < len(used):
+            message = f"the plan uses {len(used)} GPU{'s' if len(used) > 1 else ''}, llama.cpp finds {found or 'none'} on this machine"
+            raise MachineLacks(message, "leave --vram out to plan for this machine, or say --vram 0; --dry-run only shows the plan")
 
 
 def serve_plan(plan: Plan, host: str, port: int, options: Options, told: Told) -> None:
     """Serves the planned model until SIGTERM (returns) or SIGINT (KeyboardInterrupt).
 
-    Raises MachineLacks for a port that is taken, before anything is loaded; BadInput for a file that has no chat template.
+    Raises MachineLacks for a GPU that is not there and for a port that is taken, before anything is loaded; BadInput for a file that
+    has no chat template.
     """
+    refuse_absent_gpus(plan)
     path = plan.facts.path
     with listen(host, port) as socket, LlamaLog(limit=1000):
         file = read_gguf(path)
