@@ -4,7 +4,8 @@
     ├── AnswerIsNo     1   the work was done and the answer is no: findings, does not fit, mismatch
     ├── UsageError     2   the command line cannot be obeyed
     ├── BadInput       3   a file is not what it must be: which file, tensor or key, found, expected
-    └── MachineLacks   4   this machine lacks something: disk, memory, a port, a library
+    ├── MachineLacks   4   this machine lacks something: disk, memory, a port, a library
+    └── Interrupted  130   Ctrl-C stopped work that can be continued
 
 The message says what happened and where; `hint` says what to do. Only the command line turns them into text.
 """
@@ -45,3 +46,9 @@ class MachineLacks(A3BError):
     """The machine lacks what the work needs."""
 
     exit_code = 4
+
+
+class Interrupted(A3BError):
+    """Ctrl-C stopped work that can be continued; the message says how."""
+
+    exit_code = 130

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from a3b_gguf.errors import BadInput
-from a3b_gguf.gguf_file import GGUFFile, TensorInfo, read_gguf
+from a3b_gguf.gguf_file import TensorInfo
+from a3b_gguf.split import read_parts, without_split
 from a3b_gguf.tensors import GGMLType, Model
 
 
@@ -74,7 +75,15 @@ def to_float32(data: bytes | memoryview, kind: GGMLType) -> NDArray[np.float32]:
 
 
 def open_gguf_model(path: Path) -> Model:
-    """The file as a Model, arrays of its metadata included. The file stays open as long as its tensors live."""
-    file: GGUFFile = read_gguf(path, arrays=True)
-    handle = OpenFile(path)
-    return Model(dict(file.metadata), tuple(GGUFTensor(info, handle) for info in file.tensors))
+    """The file as a Model, arrays of its metadata included; all parts of a split model when `path` is the first.
+
+    The files stay open as long as their tensors live. What says how the file was laid out is no metadata of the model.
+    """
+    parts = read_parts(path, arrays=True)
+    tensors: list[GGUFTensor] = []
+    for part in parts:
+        handle = OpenFile(part.path)
+        tensors += [GGUFTensor(info, handle) for info in part.tensors]
+    metadata = dict(parts[0].metadata)
+    metadata.pop("general.alignment", None)
+    return Model(without_split(metadata), tuple(tensors))

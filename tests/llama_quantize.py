@@ -28,10 +28,10 @@ def dry_run_types(path: Path, file_type: int, with_imatrix: bool = False) -> dic
     return {found[1]: (found[3] or found[2]).lower() for found in LINE.finditer(text)}
 
 
-def llama_quantize(source: Path, output: Path, file_type: int, pure: bool = False) -> Path:
+def llama_quantize(source: Path, output: Path, file_type: int, pure: bool = False, threads: int = 2) -> Path:
     """Quantizes with llama_model_quantize and returns `output`."""
     params = C.llama_model_quantize_default_params()
-    params.ftype, params.pure, params.nthread = file_type, pure, 2
+    params.ftype, params.pure, params.nthread = file_type, pure, threads
     _run(source, output, params)
     return output
 

@@ -151,6 +151,8 @@ NORM = "model.norm.weight"
         (reindex(lambda m: m.update({NORM: SECOND if m[NORM] != SECOND else SECOND.replace("2", "1", 1)})), f"tensor {NORM} is in"),
         (reindex(lambda m: m.update({NORM: "../model.safetensors"})), "is said to be in '../model.safetensors', expected a file name"),
         (reindex(lambda m: m.update({NORM: 3})), "is said to be in 3"),
+        (reindex(lambda m: m.update({NORM: "m" * 256})), "is said to be in 'mmmm"),
+        (reindex(lambda m: m.update({NORM: "\ud800"})), "names \ud800, which is not there"),
         (reindex(lambda m: m.clear()), "key weight_map is missing or empty"),
         (lambda f: (f / "model.safetensors.index.json").write_text("{"), "index.json: line 1"),
         (lambda f: (f / "model.safetensors.index.json").write_text("[]"), "holds list, expected an object"),

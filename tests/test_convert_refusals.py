@@ -82,8 +82,10 @@ def rope(**changes: Any) -> Edit:
         (rope(rope_type="yarn"), "key rope_parameters.factor is missing"),
         (rope(rope_theta=None), "key rope_parameters.rope_theta is missing"),
         (rope(mrope_section=[2, 2, 2]), "mrope_section is [2, 2, 2], expected up to 4 numbers that add up to 4"),
+        (rope(mrope_section=[2, 2, 0]), "mrope_section is [2, 2, 0], expected [2, 1, 1]: with others llama.cpp leaves some of the 4 pairs"),
+        (rope(mrope_section=[3, 1]), "mrope_section is [3, 1], expected [2, 1, 1]"),
         (rope(partial_rotary_factor=0.01), "partial_rotary_factor 0.01 rotates 0 of 32 columns"),
-        (config(quantization_config={"quant_method": "fp8"}), "the weights are quantized with FP8"),
+        (config(quantization_config={"quant_method": "fp8", "fmt": "e5m2"}), "the weights are quantized with FP8, fmt 'e5m2'"),
         (config(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}), "quantized with bitsandbytes, 4 bits"),
         (config(quantization_config={"quant_method": "awq", "bits": 4}), "quantized with AWQ, 4 bits"),
         (config(quantization_config={"quant_method": "gptq", "bits": 8}), "quantized with GPTQ, 8 bits"),
@@ -112,8 +114,8 @@ def reshaped(name: str, *axes: int) -> Edit:
 LAYER = "model.layers.0."
 
 
-def with_empty(name: str) -> Edit:
-    return lambda values, found: values.update({name: np.zeros(2, np.float32)})
+def with_empty(name: str, n: int = 2) -> Edit:
+    return lambda values, found: values.update({name: np.zeros(n, np.float32)})
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,8 @@ def with_empty(name: str) -> Edit:
         (Form(), lambda v, c: v.pop("mtp.fc.weight"), "are missing: mtp.fc.weight"),
         (Form(), lambda v, c: [v.pop(n) for n in list(v) if n.startswith("mtp.layers")], "16 tensors of qwen35moe are missing: mtp.lay"),
         (Form(), lambda v, c: v.update({"mtp.layers.1.x": v["mtp.norm.weight"]}), "match no row of qwen35moe: mtp.layers.1.x"),
-        (PLAIN, reshaped(LAYER + "mlp.experts.down_proj", 0, 2, 1), "has shape [4, 32, 64], config.json asks for [experts 4, hidden 64"),
+        (PLAIN, reshaped(LAYER + "mlp.experts.down_proj", 2, 0, 1), "has shape [32, 4, 64], config.json asks for [experts 4, hidden 64"),
+        (PLAIN, with_empty("model.norm.weight", 0), "tensor model.norm.weight has shape [0], config.json asks for [hidden 64]"),
         (PLAIN, config(num_experts=8), "mlp.gate.weight has shape [4, 64], config.json asks for [experts 8, hidden 64]"),
         (PLAIN, config(vocab_size=400), "embed_tokens.weight has shape [320, 64], config.json asks for [vocab 400, hidden 64]"),
         (PLAIN, lambda v, c: v.update({"language_model.model.norm.weight": v["model.norm.weight"]}), "are both model.norm.weight"),
@@ -268,10 +271,10 @@ def test_a_template_given_by_hand_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits of a process are POSIX")
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_before_the_first_tensor_leaves_nothing_behind(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "tiny", PLAIN, Sizes())
     code = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); "
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000)); "
         f"sys.argv = ['a3b', 'convert', {str(folder)!r}, '-o', {str(tmp_path / 'x.gguf')!r}]; from a3b_gguf.cli import main; main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -126,5 +126,5 @@ def test_output_equal_to_input_through_links(tmp_path: Path) -> None:
     (tmp_path / "hard.gguf").hardlink_to(source)
     for name in ("in.gguf", "soft.gguf", "hard.gguf"):
         with pytest.raises(UsageError, match="is the input"):
-            refuse_same_file(tmp_path / name, [source])
-    refuse_same_file(tmp_path / "other.gguf", [source])
+            refuse_same_file([tmp_path / name], [source])
+    refuse_same_file([tmp_path / "other.gguf"], [source])

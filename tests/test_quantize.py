@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Self
 
+import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -92,7 +93,7 @@ def test_metadata_keeps_its_order(narrow_bf16: Path, tmp_path: Path) -> None:
 def test_a_plain_type_is_llama_quantizes_pure(narrow_bf16: Path, tmp_path: Path, name: str) -> None:
     policy = find_policy(name)
     theirs = llama_quantize(narrow_bf16, tmp_path / "theirs.gguf", policy.file_type, pure=True)
-    done = quantize_file(narrow_bf16, tmp_path / "ours.gguf", quiet(name))
+    done = quantize_file(narrow_bf16, tmp_path / "ours.gguf", quiet(name, kernel="ggml"))
     assert tensor_bytes(done.path) == tensor_bytes(theirs)
     assert read_gguf(theirs).get("general.file_type") == read_gguf(done.path).get("general.file_type")
 
@@ -165,11 +166,27 @@ def test_a_quantized_source_is_refused(narrow_bf16: Path, tmp_path: Path) -> Non
         quantize_file(first, tmp_path / "second.gguf", quiet("q8_0"))
 
 
-def test_a_shard_is_refused(tmp_path: Path) -> None:
+def test_a_part_that_is_not_the_first_is_refused(tmp_path: Path) -> None:
     split = {**llama_metadata(), "split.no": Field("u16", 1), "split.count": Field("u16", 3)}
     source = write_arrays(tmp_path / "a-00002-of-00003.gguf", {"output.weight": np.ones((2, 32), np.float32)}, split)
-    with pytest.raises(BadInput, match="shard 2 of 3"):
+    with pytest.raises(BadInput, match="part 2 of 3"):
         plan_quantize(source, tmp_path / "out.gguf", quiet("q8_0"))
+
+
+def test_a_source_with_another_alignment(tmp_path: Path) -> None:
+    """general.alignment says how that file was laid out, not the one that is written."""
+    writer = gguf.GGUFWriter(tmp_path / "wide.gguf", "llama")
+    writer.add_custom_alignment(256)
+    values = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
+    for name in ("blk.0.ffn_up.weight", "blk.0.ffn_gate.weight"):
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    done = quantize_file(tmp_path / "wide.gguf", tmp_path / "out.gguf", quiet("f32"))
+    for tensor in gguf.GGUFReader(done.path).tensors:
+        np.testing.assert_array_equal(tensor.data, values)
 
 
 def test_f16_and_f32_sources_give_the_same(tmp_path: Path) -> None:
@@ -304,7 +321,7 @@ def test_default_names(tiny_checkpoint: Path) -> None:
 def test_usage_errors_come_before_any_work(narrow_bf16: Path, tmp_path: Path) -> None:
     for options, said in (
         (quiet("iq4_ln"), "did you mean iq4_nl"),
-        (quiet("q8_0", kernel="fast"), "--kernel"),
+        (quiet("q8_0", kernel="fastest"), "--kernel"),
         (quiet("q8_0", threads=0), "--threads"),
         (quiet("iq2_xxs"), "importance matrix"),
     ):

@@ -99,7 +99,9 @@ def split(key: str, value: object) -> Edit:
         (lambda t: t["model"].update(byte_fallback=True), "key model.byte_fallback is True"),
         (lambda t: t["model"].pop("vocab"), "key model holds no vocab"),
         (lambda t: t["model"]["merges"].append("abc"), "merge 'abc' is not a pair"),
-        (lambda t: t["model"]["vocab"].update({"zz": 0}), "token 'zz' has id 0, which is no id or taken by '!'"),
+        (lambda t: t["model"]["vocab"].update({"zz": 0}), "token 'zz' has id 0, which is taken by '!'"),
+        (lambda t: t["model"]["vocab"].update({"zz": []}), r"token 'zz' has id \[\], expected a whole number"),
+        (lambda t: t["model"]["vocab"].update({"zz": True}), "token 'zz' has id True, expected a whole number"),
         (lambda t: t["model"]["vocab"].update({"zz": 4096}), "token 'zz' has id 4096, the model has 4096 tokens"),
         (lambda t: t["added_tokens"][0].update(id=3), r"id 3 is '\$' in the vocabulary and '<\|endoftext\|>' among"),
         (lambda t: t["added_tokens"][0].pop("content"), "lacks an id or a content"),
@@ -118,6 +120,7 @@ def test_a_tokenizer_that_llama_cpp_would_read_otherwise_is_refused(tiny_checkpo
     ("file", "edit", "said"),
     [
         ("tokenizer_config.json", lambda c: c.update(added_tokens_decoder={"4089": {"content": "x"}}), "id 4089 is '<|im_end|>'"),
+        ("tokenizer_config.json", lambda c: c.update(added_tokens_decoder={"9" * 5000: {"content": "x"}}), "lacks an id or a content"),
         ("config.json", lambda c: c.update(bos_token_id=5000), "bos_token_id is 5000, the model has 4096 tokens"),
         ("config.json", lambda c: c.update(vocab_size=4000), "token '</think>' has id 4095, the model has 4000 tokens"),
     ],

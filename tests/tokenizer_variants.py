@@ -45,6 +45,13 @@ VARIANTS: dict[str, Callable[[Files], None]] = {
         files["tokenizer_config.json"].update(extra_special_tokens=["<|new|>"]),
         files["config.json"].update(vocab_size=4100),
     )[0],
+    "extra special tokens under their old name": lambda files: files["tokenizer_config.json"].update(
+        additional_special_tokens=["<think>", "<|im_start|>"]
+    ),
+    "a new one under the old name": lambda files: (
+        files["tokenizer_config.json"].update(additional_special_tokens=["<new>"]),
+        files["config.json"].update(vocab_size=4100),
+    )[0],
     "fewer tokens than the embedding": lambda files: files["config.json"].update(vocab_size=4104),
     "merges as texts": merges_as_texts,
     "byte-level post-processor": byte_level_post_processor,

@@ -14,10 +14,15 @@ def command(
     stock: bool = typer.Option(
         False, "--stock", help="llama-quantize's own choice of types, and its names for --type (q5_k_m, iq4_xs, ...)."
     ),
-    kernel: str = typer.Option("ggml", "--kernel", help="Who encodes the blocks: ggml."),
+    kernel: str | None = typer.Option(
+        None, "--kernel", help="fast: ours, at most ggml's error. ggml: llama-quantize's bytes. Default: fast; ggml with --stock."
+    ),
     threads: int | None = typer.Option(None, "--threads", help="Threads that encode. Default: all cores. The bytes do not depend on it."),
     no_mtp: bool = typer.Option(False, "--no-mtp", help="Leave the multi-token-prediction block out."),
     no_bounds: bool = typer.Option(False, "--no-bounds", help="Do not run the result to write clip_bounds.bin beside it."),
+    max_shard_size: str | None = typer.Option(
+        None, "--max-shard-size", help="Write NAME-00001-of-0000N.gguf files of at most this size: 4G is decimal, 4GiB binary."
+    ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show the types and the exact size; write nothing."),
     json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
@@ -25,13 +30,15 @@ def command(
     from a3b_gguf.flows.quantize import Options, plan_quantize, quantize_file
     from a3b_gguf.report import console, progress
     from a3b_gguf.report.quantize import show_quantized
+    from a3b_gguf.units import parse_bytes
 
-    options = Options(type_name, stock, kernel, threads, mtp=not no_mtp, bounds=not no_bounds)
+    shard_bytes = None if max_shard_size is None else parse_bytes(max_shard_size, "--max-shard-size")
+    options = Options(type_name, stock, kernel, threads, mtp=not no_mtp, bounds=not no_bounds, max_shard_bytes=shard_bytes)
     if dry_run:
         done = plan_quantize(source, output, options)
     else:
         with progress.shown("quantize", quiet=json) as tell:
-            done = quantize_file(source, output, options, tell)
+            done = quantize_file(source, output, options, tell, say=console.note)
     if json:
         console.say_json(done)
     else:

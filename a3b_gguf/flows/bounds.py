@@ -13,6 +13,7 @@ import psutil
 
 from a3b_gguf.errors import A3BError
 from a3b_gguf.gguf_file import read_gguf
+from a3b_gguf.split import read_parts
 from a3b_gguf.units import MIB, human_bytes
 from a3b_quantize.bounds import FILE_NAME, beside, check_model, read_bounds
 
@@ -35,7 +36,7 @@ def measure_bounds(
     """Runs `child` on the GGUF at `model` and writes clip_bounds.bin beside it. Never raises for what the run itself does wrong."""
     output = beside(model)
     stranger = _whose(output, model)
-    size, free = model.stat().st_size, free_bytes()
+    size, free = sum(part.file_size for part in read_parts(model)), free_bytes()
     if size + MARGIN > free:
         needs = f"the run needs {human_bytes(size + MARGIN)} of memory, {human_bytes(free)} are free"
         return _without(f"{needs}; measure on a larger machine with `a3b calibrate {model}`", stranger)

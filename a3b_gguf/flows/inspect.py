@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
-from a3b_gguf.gguf_file import GGUFFile, read_gguf
-from a3b_gguf.metadata import Field, SkippedArray
+from a3b_gguf.gguf_file import GGUFFile
+from a3b_gguf.metadata import Field, Metadata, SkippedArray
 from a3b_gguf.roles import roles_of
+from a3b_gguf.split import read_parts, without_split
 
 LONG_VALUE = 72  # characters of a metadata value that fit into a table
 
@@ -69,16 +70,17 @@ class Difference:
 
 
 def summarise(path: Path) -> Summary:
-    """Reads the header of `path`. Raises BadInput when it is not a whole GGUF."""
-    file = read_gguf(path)
+    """Reads the header of `path`, and of the other parts of a split model. Raises BadInput when it is not a whole GGUF."""
+    file, *others = read_parts(path)
+    infos = [info for part in (file, *others) for info in part.tensors]
     n_layer = int(file.hparam("block_count", 0)) - int(file.hparam("nextn_predict_layers", 0))
-    roles = roles_of((info.name for info in file.tensors), n_layer or None)
-    rows = tuple(TensorRow(info.name, roles[info.name], info.type.name, info.shape, info.nbytes) for info in file.tensors)
+    roles = roles_of((info.name for info in infos), n_layer or None)
+    rows = tuple(TensorRow(info.name, roles[info.name], info.type.name, info.shape, info.nbytes) for info in infos)
     return Summary(
         path=path,
         version=file.version,
         architecture=file.architecture,
-        n_bytes=file.file_size,
+        n_bytes=sum(part.file_size for part in (file, *others)),
         data_bytes=sum(row.n_bytes for row in rows),
         n_weights=sum(prod(row.shape) for row in rows),
         n_tensors=len(rows),
@@ -110,21 +112,20 @@ def shown(value: Field) -> str:
 
 def differences(left: Path, right: Path) -> tuple[Difference, ...]:
     """What the headers of two files do not share: metadata first, then tensors by name, shape and type."""
-    a, b = read_gguf(left, arrays=True), read_gguf(right, arrays=True)
+    parts_a, parts_b = read_parts(left, arrays=True), read_parts(right, arrays=True)
+    a, b = without_split(parts_a[0].metadata), without_split(parts_b[0].metadata)
     found = [
-        Difference(key, _field(a, key), _field(b, key))
-        for key in [*a.metadata, *(key for key in b.metadata if key not in a.metadata)]
-        if a.metadata.get(key) != b.metadata.get(key)
+        Difference(key, _field(a, key), _field(b, key)) for key in [*a, *(key for key in b if key not in a)] if a.get(key) != b.get(key)
     ]
-    tensors_a, tensors_b = _table(a), _table(b)
+    tensors_a, tensors_b = _table(parts_a), _table(parts_b)
     for name in [*tensors_a, *(name for name in tensors_b if name not in tensors_a)]:
         if tensors_a.get(name) != tensors_b.get(name):
             found.append(Difference(name, tensors_a.get(name, ""), tensors_b.get(name, "")))
     return tuple(found)
 
 
-def _field(file: GGUFFile, key: str) -> str:
-    field: Any = file.metadata.get(key)
+def _field(metadata: Metadata, key: str) -> str:
+    field = metadata.get(key)
     if field is None:
         return ""
     if field.kind == "arr" and len(field.value) > 16:
@@ -132,5 +133,5 @@ def _field(file: GGUFFile, key: str) -> str:
     return shown(field)
 
 
-def _table(file: GGUFFile) -> dict[str, str]:
-    return {info.name: f"{info.type.name} {list(info.shape)}" for info in file.tensors}
+def _table(parts: Sequence[GGUFFile]) -> dict[str, str]:
+    return {info.name: f"{info.type.name} {list(info.shape)}" for part in parts for info in part.tensors}

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from a3b_gguf import catalog, probe
 from a3b_gguf.errors import BadInput
-from a3b_gguf.gguf_file import GGUFFile, read_gguf
+from a3b_gguf.gguf_file import read_gguf
 from a3b_gguf.machine import Machine
 from a3b_gguf.memory.facts import Facts
 from a3b_gguf.memory.read import facts_of
 from a3b_gguf.planner.decide import plan
 from a3b_gguf.planner.plan import Plan, Wishes
-
-SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")  # llama_split_path in src/llama.cpp
+from a3b_gguf.split import shards
 
 
 def plan_file(path: Path, wishes: Wishes, machine: Machine | None = None) -> Plan:
@@ -39,17 +37,3 @@ def read_facts(path: Path) -> Facts:
     if kind != "model":
         raise BadInput(f"{path} is a GGUF file of type {kind!r}, not a model", "give the model's own .gguf file")
     return facts_of(first, shards(first))
-
-
-def shards(first: GGUFFile) -> list[GGUFFile]:
-    """The other parts of a split model. Raises BadInput when `first` is not the first part or another one is missing."""
-    count = first.get("split.count", 1)
-    if not isinstance(count, int) or count < 2:
-        return []
-    match = SHARD.fullmatch(first.path.name)
-    if not match or int(match[3]) != count:
-        hint = f"name it like model-00001-of-{count:05d}.gguf"
-        raise BadInput(f"{first.path} is one of {count} parts, but its name does not say which", hint)
-    if int(match[2]) != 1:
-        raise BadInput(f"{first.path} is part {int(match[2])} of {count}", f"give the first part, {match[1]}-00001-of-{match[3]}.gguf")
-    return [read_gguf(first.path.with_name(f"{match[1]}-{i:05d}-of-{match[3]}.gguf")) for i in range(2, count + 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from a3b_gguf.flows.quantize import Quantized
 from a3b_gguf.report.console import note, say, say_table
+from a3b_gguf.report.convert import named, show_files
 from a3b_gguf.units import human_bytes
 
 SHOWN = 5  # tensors that are listed before "and n more"
@@ -17,7 +18,8 @@ def show_quantized(done: Quantized) -> None:
     ]
     say_table(f"{done.policy}: {done.description}", ("role", "type", "tensors", "weights", "bytes", "bits"), rows, numeric=(2, 3, 4, 5))
     verb = "wrote" if done.written else "would write"
-    say(f"{verb} {done.path}: {done.nbytes:,} bytes ({human_bytes(done.nbytes)}), {done.bits_per_weight:.3f} bits a weight")
+    say(f"{verb} {named(done.files)}: {done.nbytes:,} bytes ({human_bytes(done.nbytes)}), {done.bits_per_weight:.3f} bits a weight")
+    show_files(done.files)
     if done.bounds:
         say(f"wrote {done.bounds}: activation ranges of this file")
     if done.fell_back:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from a3b_convert.conversion import FLOAT_TYPES, Conversion, Converted, TensorLine, convert, prepare
-from a3b_convert.model import open_checkpoint
+from a3b_convert.model import Mtp, open_checkpoint
 
-__all__ = ["FLOAT_TYPES", "Conversion", "Converted", "TensorLine", "convert", "open_checkpoint", "prepare"]
+__all__ = ["FLOAT_TYPES", "Conversion", "Converted", "Mtp", "TensorLine", "convert", "open_checkpoint", "prepare"]

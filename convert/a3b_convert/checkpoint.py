@@ -14,8 +14,9 @@ from a3b_gguf.errors import BadInput
 
 INDEX = "model.safetensors.index.json"
 SHARD = re.compile(r"(model.*)-(\d+)-of-(\d+)\.safetensors")
-MTP_PREFIXES = ("mtp.", "model.mtp.")  # how checkpoints of this family name the multi-token-prediction block
+MTP_PREFIXES = ("mtp.", "model.mtp.", "language_model.mtp.")  # how checkpoints of this family name the multi-token-prediction block
 MOST_NAMES = 8
+MOST_CHARS = 255  # of a file name: NAME_MAX of Linux and macOS
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,14 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
     if not isinstance(weight_map, dict) or not weight_map:
         raise BadInput(f"{path}: key weight_map is missing or empty", "download the file again")
     for name, file_name in weight_map.items():
-        if not isinstance(file_name, str) or not file_name or Path(file_name).name != file_name:
-            raise BadInput(f"{path}: tensor {name} is said to be in {file_name!r}, expected a file name", "download the file again")
+        if not isinstance(file_name, str) or not _is_file_name(file_name):
+            said = repr(file_name)[:MOST_CHARS]
+            raise BadInput(f"{path}: tensor {name} is said to be in {said}, expected a file name", "download the file again")
     return weight_map
+
+
+def _is_file_name(text: str) -> bool:
+    return bool(text) and Path(text).name == text and len(text.encode(errors="replace")) <= MOST_CHARS
 
 
 def _shards_of_index(folder: Path, weight_map: dict[str, str], mtp: bool) -> list[str]:

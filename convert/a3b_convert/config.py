@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from a3b_gguf.errors import BadInput
 
 Kind = TypeVar("Kind", int, float, str, bool, list[Any], dict[str, Any])
 F32_MAX = 3.4e38
+RENAMED = {"num_local_experts": "num_experts"}  # as transformers 5 saves a Qwen3MoeConfig -> as it was published
 ORIGINAL = "take config.json from the original model"
 WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", list: "a list", dict: "an object"}
 
@@ -32,8 +34,8 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise BadInput(f"{path}: line {error.lineno}: {error.msg}", "download the file again") from error
-    except RecursionError as error:
-        raise BadInput(f"{path} is nested too deeply", "download the file again") from error
+    except (RecursionError, ValueError) as error:  # the latter for a number of more digits than Python reads
+        raise BadInput(f"{path} is nested too deeply, or holds an endless number", "download the file again") from error
     if not isinstance(value, dict):
         raise BadInput(f"{path} holds {type(value).__name__}, expected an object", "download the file again")
     return value
@@ -71,7 +73,7 @@ class Config:
         if value is None:
             return default
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+            value = float(value) if abs(value) < F32_MAX else math.inf
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise self.wrong(f"key {self.at}{key} is {value!r}, expected {WORDS[kind]}")
         if isinstance(value, (int, float)) and not abs(value) < F32_MAX:
@@ -113,4 +115,8 @@ def read_config(folder: Path) -> Config:
     inner = root.get("text_config")
     if inner is not None and not isinstance(inner, dict):
         raise BadInput(f"{path}: key text_config is {inner!r}, expected an object", ORIGINAL)
-    return Config(path, {**root, **(inner or {})}, root)
+    values = {**root, **(inner or {})}
+    for theirs, ours in RENAMED.items():
+        if values.get(ours) is None and theirs in values:
+            values[ours] = values[theirs]
+    return Config(path, values, root)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from a3b_convert.floats import F16_OVERFLOW, first_nonfinite, to_bf16
-from a3b_convert.model import FILE_TYPES, main_type, read_model
+from a3b_convert.model import FILE_TYPES, Mtp, main_type, read_model
 from a3b_convert.placed import PlacedTensor
 from a3b_gguf.errors import BadInput, UsageError
-from a3b_gguf.gguf_write import Progress, file_size, refuse_same_file, write_gguf
-from a3b_gguf.metadata import Metadata, u32
+from a3b_gguf.fingerprint import fingerprint
+from a3b_gguf.gguf_write import FileLine, OutputFile, Progress, file_lines, lay_out, refuse_same_file, write_files
+from a3b_gguf.metadata import u32
 from a3b_gguf.tensors import TYPES, GGMLType, TensorJob, n_rows
 
 READ_SUFFIXES = (".safetensors", ".json", ".jinja", ".md")
@@ -38,23 +39,25 @@ class TensorLine:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """Everything that is known before the first byte is written. n_bytes: of the whole file, exactly."""
+    """Everything that is known before the first byte is written. n_bytes: of all files, exactly."""
 
     architecture: str
     type: str
     tensors: tuple[TensorLine, ...]
     n_bytes: int
+    files: tuple[FileLine, ...]
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A file that was written. types: how many tensors have each type."""
+    """What was written. path: the file, or the first of `files`; n_bytes: of all; types: how many tensors have each type."""
 
     path: Path
     architecture: str
     type: str
     n_bytes: int
+    files: tuple[FileLine, ...]
     n_tensors: int
     types: dict[str, int]
     notes: tuple[str, ...]
@@ -62,14 +65,21 @@ class Converted:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    metadata: Metadata
-    jobs: list[TensorJob]
+    files: tuple[OutputFile, ...]
     facts: Conversion
 
 
-def prepare(folder: Path, *, float_type: str = "auto", mtp: bool = True, chat_template: Path | None = None) -> Conversion:
-    """What `convert` would write, tensor by tensor, and the file's exact size. Raises what `convert` raises before it writes."""
-    return _prepare(folder, float_type, mtp, chat_template).facts
+def prepare(
+    folder: Path,
+    output: Path | None = None,
+    *,
+    float_type: str = "auto",
+    mtp: Mtp = True,
+    chat_template: Path | None = None,
+    max_shard_bytes: int | None = None,
+) -> Conversion:
+    """What `convert` would write, tensor by tensor, and the exact size of each file. Raises what `convert` raises before it writes."""
+    return _prepare(folder, output, float_type, mtp, chat_template, max_shard_bytes).facts
 
 
 def convert(
@@ -77,51 +87,61 @@ def convert(
     output: Path | None = None,
     *,
     float_type: str = "auto",
-    mtp: bool = True,
+    mtp: Mtp = True,
     chat_template: Path | None = None,
+    max_shard_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> Converted:
     """Writes the checkpoint in `folder` as a GGUF file; without `output` as FOLDER-TYPE.gguf in the current folder.
 
     float_type: "auto" keeps each tensor's own type, which loses nothing; the others cast every tensor that llama.cpp does not want in
-    F32. Raises BadInput, UsageError or MachineLacks; then nothing stands under the output's name.
+    F32. max_shard_bytes: write several files of at most this size. What an interrupted run with the same input and options left in the
+    `.part` is continued. Raises BadInput, UsageError or MachineLacks; then nothing stands under the output's name.
     """
-    if output is not None:
-        _check_output(folder, output, chat_template)
-    prepared = _prepare(folder, float_type, mtp, chat_template)
-    facts = prepared.facts
-    if output is None:
-        output = Path(f"{folder.resolve().name}-{facts.type.upper()}.gguf")
-        _check_output(folder, output, chat_template)
-    n_bytes = write_gguf(output, prepared.metadata, prepared.jobs, progress)
-    types = Counter(line.type for line in facts.tensors)
-    return Converted(output, facts.architecture, facts.type, n_bytes, len(facts.tensors), dict(types.most_common()), facts.notes)
+    prepared = _prepare(folder, output, float_type, mtp, chat_template, max_shard_bytes)
+    facts, files = prepared.facts, prepared.files
+    notes = write_files(files, progress, fingerprint(_read_files(folder), "convert"))
+    types = dict(Counter(line.type for line in facts.tensors).most_common())
+    path = files[0].path
+    return Converted(path, facts.architecture, facts.type, facts.n_bytes, facts.files, len(facts.tensors), types, facts.notes + notes)
 
 
-def _check_output(folder: Path, output: Path, chat_template: Path | None) -> None:
+def _read_files(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.suffix in READ_SUFFIXES and path.is_file()]
+
+
+def _check_outputs(folder: Path, outputs: Sequence[Path], chat_template: Path | None) -> None:
     """Refuses to write over what is read; a GGUF in the checkpoint's folder is no input."""
-    if output.is_dir():
-        raise UsageError(f"the output {output} is a folder", "give a file name with -o")
+    for output in outputs:
+        if output.is_dir():
+            raise UsageError(f"the output {output} is a folder", "give a file name with -o")
     if folder.is_dir():
-        refuse_same_file(output, (path for path in folder.iterdir() if path.suffix in READ_SUFFIXES))
+        refuse_same_file(outputs, _read_files(folder))
     if chat_template is not None:
-        refuse_same_file(output, [chat_template])
+        refuse_same_file(outputs, [chat_template])
 
 
-def _prepare(folder: Path, float_type: str, mtp: bool, chat_template: Path | None) -> _Prepared:
+def _prepare(
+    folder: Path, output: Path | None, float_type: str, mtp: Mtp, chat_template: Path | None, max_shard_bytes: int | None
+) -> _Prepared:
+    if output is not None:
+        _check_outputs(folder, [output], chat_template)
     if float_type not in FLOAT_TYPES:
         raise UsageError(f"there is no type {float_type!r} to convert to", f"known: {', '.join(FLOAT_TYPES)}; smaller ones: a3b quantize")
-    metadata, tensors, notes = read_model(folder, mtp, chat_template)
+    metadata, tensors, notes = read_model(folder, mtp, chat_template, float_type)
     name = main_type(tensors) if float_type == "auto" else float_type
     metadata["general.file_type"] = u32(FILE_TYPES[name])
     kinds = [_choose(tensor, float_type, notes) for tensor in tensors]
     jobs = [_job(tensor, kind) for tensor, kind in zip(tensors, kinds, strict=True)]
     lines = tuple(
-        TensorLine(job.name, job.shape, tensor.source_type.name, job.type.name, job.nbytes)
-        for tensor, job in zip(tensors, jobs, strict=True)
+        TensorLine(job.name, job.shape, tensor.source_dtype, job.type.name, job.nbytes) for tensor, job in zip(tensors, jobs, strict=True)
     )
-    facts = Conversion(str(metadata["general.architecture"].value), name, lines, file_size(metadata, jobs), tuple(notes))
-    return _Prepared(metadata, jobs, facts)
+    default = f"{'mtp-' if mtp == 'only' else ''}{folder.resolve().name}-{name.upper()}.gguf"
+    files = lay_out(output or Path(default), metadata, jobs, max_shard_bytes)
+    _check_outputs(folder, [file.path for file in files], chat_template)
+    n_bytes = sum(file.n_bytes for file in files)
+    facts = Conversion(str(metadata["general.architecture"].value), name, lines, n_bytes, file_lines(files), tuple(notes))
+    return _Prepared(files, facts)
 
 
 def _choose(tensor: PlacedTensor, float_type: str, notes: list[str]) -> GGMLType:

@@ -14,6 +14,7 @@ PATTERNS = {
     "f32": (np.int32, np.uint32, 0x7F800000, 0xFF800000),
 }
 F16_MAX = 65504.0
+E4M3_NAN = 0x7F  # without its sign
 F16_OVERFLOW = 65520.0  # the smallest float32 that rounds to infinity in f16
 
 
@@ -40,3 +41,19 @@ def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     rounded += 0x7FFF
     rounded >>= 16
     return rounded.astype(np.uint16)
+
+
+def _e4m3() -> NDArray[np.float32]:
+    """Value of each of the 256 codes of F8_E4M3: sign, 4 bits of exponent with bias 7, 3 of mantissa; exact in float32.
+
+    No infinities; 0x7F and 0xFF are NaN. Source: OCP 8-bit floating point specification, E4M3.
+    """
+    code = np.arange(256)
+    exponent, mantissa = code >> 3 & 15, code & 7
+    magnitude = np.where(exponent == 0, np.ldexp(mantissa / 8, -6), np.ldexp(1 + mantissa / 8, exponent - 7))
+    magnitude[code & E4M3_NAN == E4M3_NAN] = np.nan
+    return np.where(code & 0x80, -magnitude, magnitude).astype(np.float32)
+
+
+E4M3 = _e4m3()
+E4M3.flags.writeable = False

@@ -29,6 +29,7 @@ def text_metadata(config: Config, arch: str, n_blocks: int, file_type: int, sect
         "block_count": u32(n_blocks),
         "context_length": u32(config.count("max_position_embeddings")),
         "embedding_length": u32(config.count("hidden_size")),
+        **_dense_width(config),
         "attention.head_count": u32(config.count("num_attention_heads")),
         "attention.head_count_kv": u32(config.count("num_key_value_heads")),
         **_rope_scaling(rope),
@@ -47,6 +48,11 @@ def text_metadata(config: Config, arch: str, n_blocks: int, file_type: int, sect
     if n_used > n_experts:
         raise config.wrong(f"num_experts_per_tok is {n_used}, num_experts only {n_experts}")
     return {f"{arch}.{key}": value for key, value in values.items()} | {"general.file_type": u32(file_type)}
+
+
+def _dense_width(config: Config) -> Metadata:
+    """Of the feed-forward part that layers without experts would have; the family has no such layers, but some configs the number."""
+    return {"feed_forward_length": u32(config.count("intermediate_size"))} if config.may("intermediate_size", int) is not None else {}
 
 
 def rope_parameters(config: Config) -> Config:
@@ -83,16 +89,19 @@ def rope_dimensions(config: Config, rope: Config) -> int:
 def mrope_sections(config: Config, rope: Config) -> list[int]:
     """Pairs of columns for time, height, width and nothing, always four values, which llama.cpp requires.
 
-    Without mrope_section: thirds of the rotated half like the family's [11, 11, 10] of 32.
-    Source: _Qwen35MRopeMixin in llama.cpp conversion/qwen.py.
+    The three take turns, so the family's 32 pairs are [11, 11, 10], and other counts without mrope_section are divided likewise.
+    Source: _Qwen35MRopeMixin in llama.cpp conversion/qwen.py. Raises BadInput for sections that leave out a pair: there transformers
+    takes time, but ggml_mrope_cache_init in ggml-cpu/ops.cpp the fourth position, which is 0 in text.
     """
     pairs = rope_dimensions(config, rope) // 2
+    turns = [len(range(first, pairs, 3)) for first in range(3)]
     found = rope.may("mrope_section", list)
     if not found:
-        large = -(-pairs // 3)
-        return [large, large, pairs - 2 * large, 0]
+        return [*turns, 0]
     if len(found) > 4 or not all(isinstance(n, int) and n >= 0 for n in found) or sum(found) != pairs:
         raise config.wrong(f"mrope_section is {found}, expected up to 4 numbers that add up to {pairs} pairs of rotated columns")
+    if any(n < turn for n, turn in zip(found, turns, strict=False)) or len(found) < 3:
+        raise config.wrong(f"mrope_section is {found}, expected {turns}: with others llama.cpp leaves some of the {pairs} pairs unrotated")
     return [*found, 0, 0, 0, 0][:4]
 
 

@@ -52,12 +52,26 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
+class Turned:
+    """Each expert's matrix [n_rows, n_cols] is transposed; of its columns, `count` from `first` on become rows."""
+
+    n_rows: int
+    n_cols: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
-    """shape: of the target. runs: its rows, in order. columns: how each row is reordered, if at all."""
+    """shape: of the target. runs: its rows, in order. columns: how each row is reordered, if at all.
+
+    turned: the experts are transposed; then `runs` is empty.
+    """
 
     shape: tuple[int, ...]
     runs: tuple[Run, ...]
     columns: Columns | None = None
+    turned: Turned | None = None
 
 
 Layout = Callable[[tuple[int, ...], int], Placement]
@@ -80,6 +94,39 @@ def half(number: int) -> Layout:
         n_experts, both, n_cols = shape
         n_rows = both // 2
         return Placement((n_experts, n_rows, n_cols), tuple(Run(0, e * both + number * n_rows, n_rows) for e in range(n_experts)))
+
+    return layout
+
+
+def turned(number: int, n_parts_of_columns: int) -> Layout:
+    """A packed [E, n, m] whose experts are transposed: part `number` of `n_parts_of_columns` equal parts of the m columns, as rows."""
+
+    def layout(shape: tuple[int, ...], n_parts: int) -> Placement:
+        n_experts, n_rows, n_cols = shape
+        count = n_cols // n_parts_of_columns
+        return Placement((n_experts, count, n_rows), (), turned=Turned(n_rows, n_cols, number * count, count))
+
+    return layout
+
+
+def without_middle(shape: tuple[int, ...], n_parts: int) -> Placement:
+    """[channels, 1, kernel] -> [channels, kernel]."""
+    return Placement((shape[0], shape[-1]), (Run(0, 0, shape[0]),))
+
+
+def unfused(heads: Heads, size: int, kind: str) -> Layout:
+    """ "qkv" or "z" of rows that hold, for each K head in turn, its q and k and its V heads' v and z.
+
+    Target: every head's q, then every k, then every v; or every z. V heads keep their order.
+    Source: Qwen3NextModel.modify_tensors in llama.cpp conversion/qwen.py.
+    """
+    values = heads.per_k * size
+    each = 2 * size + 2 * values
+    spans = {"qkv": ((0, size), (size, size), (2 * size, values)), "z": ((2 * size + values, values),)}[kind]
+
+    def layout(shape: tuple[int, ...], n_parts: int) -> Placement:
+        runs = tuple(Run(0, head * each + offset, count) for offset, count in spans for head in range(heads.n_k))
+        return Placement((sum(run.count for run in runs), shape[-1]), runs)
 
     return layout
 

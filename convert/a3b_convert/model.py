@@ -6,21 +6,27 @@ from collections import Counter
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
+from typing import Literal
 
 from a3b_convert.archs import find
 from a3b_convert.archs.base import Arch, apply, count_mtp_blocks, rename
 from a3b_convert.chat_template import template_metadata
 from a3b_convert.checkpoint import Checkpoint, read_checkpoint
 from a3b_convert.config import Config, read_config
+from a3b_convert.draft import draft_only
 from a3b_convert.general import general_metadata
+from a3b_convert.norms import as_stored
 from a3b_convert.placed import PlacedTensor
-from a3b_convert.prequantized import refuse_prequantized
+from a3b_convert.prequantized import refuse_adapter, scheme_of
+from a3b_convert.scaled import with_scales
+from a3b_convert.template_lint import lint_template
 from a3b_convert.tokenizer import tokenizer_metadata
 from a3b_gguf.errors import BadInput
 from a3b_gguf.metadata import Metadata, u32
-from a3b_gguf.tensors import Model
+from a3b_gguf.tensors import TYPES, Model
 
 FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}  # general.file_type. Source: enum llama_ftype in llama.h
+Mtp = bool | Literal["only"]  # keep the MTP block, leave it out, or write it alone as a draft model
 QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION in ggml.h
 
 
@@ -34,20 +40,34 @@ def open_checkpoint(folder: Path, *, mtp: bool = True, chat_template: Path | Non
     return Model(metadata, tuple(tensors), tuple(notes))
 
 
-def read_model(folder: Path, mtp: bool, chat_template: Path | None) -> tuple[Metadata, list[PlacedTensor], list[str]]:
-    """Metadata, tensors in the order of the file, and notes."""
+def read_model(
+    folder: Path, mtp: Mtp, chat_template: Path | None, float_type: str = "auto"
+) -> tuple[Metadata, list[PlacedTensor], list[str]]:
+    """Metadata, tensors in the order of the file, and notes.
+
+    float_type: what the tensors will become; products of FP8 weights and scales are read as bf16 for "auto" and "bf16", else as f32.
+    """
     if not folder.exists():
         raise BadInput(f"{folder} does not exist", "give a checkpoint folder with config.json and safetensors")
     if not folder.is_dir():
         raise BadInput(f"{folder} is a file", "give the checkpoint's folder, with config.json and safetensors")
+    refuse_adapter(folder)
     config = read_config(folder)
     arch = find(config)
-    checkpoint = read_checkpoint(folder, mtp)
-    refuse_prequantized(config, checkpoint.tensors)
-    tensors = rename(arch, checkpoint.tensors)
+    checkpoint = read_checkpoint(folder, bool(mtp))
+    sources, scale_notes = checkpoint.tensors, list[str]()
+    scheme = scheme_of(config, sources)
+    if scheme:
+        kind = TYPES["bf16" if float_type in ("auto", "bf16") else "f32"]
+        sources, scale_notes = with_scales(folder, sources, scheme, kind)
+    tensors = rename(arch, sources)
     n_mtp = count_mtp_blocks(tensors)
     dims = arch.dims(config)
-    placed, ignored = apply(arch, arch.rows(config, dims, n_mtp), dims, folder, tensors)
+    table, norm_notes = as_stored(folder, arch.rows(config, dims, n_mtp), dims, tensors)
+    if mtp == "only":
+        table, tensors, draft_notes = draft_only(folder, table, tensors, n_mtp)
+        norm_notes += draft_notes
+    placed, ignored = apply(arch, table, dims, folder, tensors)
     template, notes = template_metadata(folder, chat_template)
     general, card_notes = general_metadata(config, arch.gguf_name, placed)
     metadata = {
@@ -58,8 +78,9 @@ def read_model(folder: Path, mtp: bool, chat_template: Path | None) -> tuple[Met
         **template,
     }
     _refuse_half_characters(folder, metadata)
+    notes += lint_template(metadata)
     notes += [f"left out: {len(names)} tensors ({what})" for what, names in ignored.items()]
-    return metadata, placed, [*_mtp_notes(config, arch, checkpoint, n_mtp, mtp), *notes, *card_notes]
+    return metadata, placed, [*_mtp_notes(config, arch, checkpoint, n_mtp, bool(mtp)), *scale_notes, *norm_notes, *notes, *card_notes]
 
 
 def main_type(tensors: Sequence[PlacedTensor]) -> str:
@@ -92,5 +113,6 @@ def _mtp_notes(config: Config, arch: Arch, checkpoint: Checkpoint, n_mtp: int, m
     if promised and not n_mtp:
         return [f"config.json promises {promised} MTP block, but the checkpoint has no mtp.* tensors: the file is written without it"]
     if n_mtp and promised != n_mtp:
-        return [f"the checkpoint has {n_mtp} MTP block, config.json says {promised}: the tensors were believed"]
+        said = "nothing of it" if config.may("mtp_num_hidden_layers", int) is None else str(promised)
+        return [f"the checkpoint has {n_mtp} MTP block, config.json says {said}: the tensors were believed"]
     return []

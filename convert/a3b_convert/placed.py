@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from a3b_convert.layout import Placement
+from a3b_convert.layout import Placement, Turned
 from a3b_convert.safetensors_file import SafeTensor
 from a3b_gguf.errors import BadInput
 from a3b_gguf.gguf_model import to_float32
@@ -17,6 +17,8 @@ from a3b_gguf.tensors import TYPES, GGMLType
 
 # float32 rows in, float32 rows of the same shape out
 Value = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+Matrix = tuple[int, NDArray[np.generic]]  # an expert and its numbers
+NO_MATRIX: Matrix = (-1, np.empty((0, 0)))
 
 
 class PlacedTensor:
@@ -26,9 +28,11 @@ class PlacedTensor:
     """
 
     def __init__(self, name: str, parts: Sequence[SafeTensor], placement: Placement, value: Value | None, always_f32: bool) -> None:
-        self._name, self._parts, self._placement, self._value = name, tuple(parts), placement, value
+        self._name, self._placement, self._value = name, placement, value
+        self._parts = tuple(part.unrounded() if always_f32 else part for part in parts)
         self._ends = list(accumulate(run.count for run in placement.runs))
         self.always_f32 = always_f32
+        self._last = NO_MATRIX  # one pair, so that threads see no half of it
 
     @property
     def name(self) -> str:
@@ -40,8 +44,13 @@ class PlacedTensor:
 
     @property
     def source_type(self) -> GGMLType:
-        """The type of its sources in the checkpoint."""
+        """The type that its sources are read as."""
         return self._parts[0].type
+
+    @property
+    def source_dtype(self) -> str:
+        """Its sources' dtype in the checkpoint, in lower case: bf16, f8_e4m3."""
+        return self._parts[0].dtype.lower()
 
     @property
     def type(self) -> GGMLType:
@@ -71,6 +80,8 @@ class PlacedTensor:
 
     def _gather(self, start: int, stop: int) -> bytes | memoryview:
         """Rows start..stop of the target in the sources' type."""
+        if self._placement.turned is not None:
+            return self._turned(self._placement.turned, start, stop)
         pieces = []
         at, index = start, bisect_right(self._ends, start)
         while at < stop:
@@ -84,3 +95,19 @@ class PlacedTensor:
             return data
         words = np.frombuffer(data, f"u{self.source_type.block_bytes}").reshape(stop - start, self.shape[-1])
         return self._placement.columns.apply(words).data.cast("B")
+
+    def _turned(self, turned: Turned, start: int, stop: int) -> bytes:
+        """Rows start..stop of transposed experts. An expert is kept until its last row was asked for: calls take a part of it."""
+        pieces = []
+        while start < stop:
+            expert, row = divmod(start, turned.count)
+            n_rows = min(turned.count - row, stop - start)
+            number, matrix = self._last
+            if number != expert:
+                data = self._parts[0].read(expert * turned.n_rows, (expert + 1) * turned.n_rows)
+                matrix = np.frombuffer(data, f"u{self.source_type.block_bytes}").reshape(turned.n_rows, turned.n_cols)
+            self._last = (expert, matrix) if row + n_rows < turned.count else NO_MATRIX
+            first = turned.first + row
+            pieces.append(matrix[:, first : first + n_rows].T.tobytes())
+            start += n_rows
+        return b"".join(pieces)

@@ -95,8 +95,10 @@ def _vocab(files: Files, model: Mapping[str, Any]) -> dict[int, str]:
     """Token by id, without the added ones."""
     vocab: dict[int, str] = {}
     for token, number in model["vocab"].items():
-        if not isinstance(number, int) or number < 0 or number in vocab:
-            raise BadInput(f"{files.path}: token {token!r} has id {number!r}, which is no id or taken by {vocab.get(number)!r}", AGAIN)
+        if type(number) is not int or number < 0:
+            raise BadInput(f"{files.path}: token {token!r} has id {number!r}, expected a whole number", AGAIN)
+        if number in vocab:
+            raise BadInput(f"{files.path}: token {token!r} has id {number}, which is taken by {vocab[number]!r}", AGAIN)
         vocab[number] = token
     return vocab
 
@@ -106,7 +108,7 @@ def _added_tokens(files: Files) -> dict[int, Added]:
     added: dict[int, Added] = {}
     for entry in _entries(files):
         number, content, special = entry.get("id"), entry.get("content"), bool(entry.get("special"))
-        if not isinstance(number, int) or number < 0 or not isinstance(content, str):
+        if type(number) is not int or number < 0 or not isinstance(content, str):
             raise BadInput(f"{files.folder}: added token {entry} lacks an id or a content", AGAIN)
         if number in added and added[number].content != content:
             raise BadInput(
@@ -125,18 +127,19 @@ def _entries(files: Files) -> Iterator[Mapping[str, Any]]:
     for entry in listed:
         yield entry if isinstance(entry, dict) else {}
     for number, entry in decoder.items():
-        yield {**entry, "id": int(number)} if isinstance(entry, dict) and number.isdecimal() else {}
+        yield {**entry, "id": int(number)} if isinstance(entry, dict) and number.isdecimal() and len(number) < 10 else {}
 
 
 def _with_extra_tokens(files: Files, vocab: Mapping[int, str], added: Mapping[int, Added]) -> dict[int, Added]:
     """Tokens that tokenizer_config.json calls special: a named one becomes special, a new one gets the next free id, as in transformers."""
-    extra = files.config.get("extra_special_tokens") or []
+    extra, older = files.config.get("extra_special_tokens"), files.config.get("additional_special_tokens")
+    listed = [value for values in (extra, older) if isinstance(values, list) for value in values]
     named = [files.config.get(f"{name}_token") for name in SPECIAL] + (list(extra.values()) if isinstance(extra, dict) else [])
     special = {text for value in named if (text := _content(value))}
     out = {number: Added(token.content, token.special or token.content in special) for number, token in added.items()}
     known = {token.content for token in out.values()}
     ids = {token: number for number, token in vocab.items()}
-    for value in [*named, *(extra if isinstance(extra, list) else [])]:
+    for value in [*named, *listed]:
         text = _content(value)
         if text and text not in known:
             known.add(text)

@@ -14,8 +14,9 @@ import numpy as np
 
 from a3b_gguf.errors import BadInput
 from a3b_gguf.gguf_file import GGUFFile
-from a3b_gguf.gguf_write import part_file
+from a3b_gguf.part import part_file
 from a3b_gguf.roles import layer_of
+from a3b_gguf.split import shards
 from a3b_quantize.histogram import Histogram
 
 MAGIC = b"A3BCLIP1"
@@ -135,24 +136,33 @@ def model_id(file: GGUFFile) -> str:
     of their names' bytes: name, a zero byte, the tensor's bytes.
     """
     n_trunk = int(file.hparam("block_count", 0)) - int(file.hparam("nextn_predict_layers", 0))
-    norms = [info for info in file.tensors if info.type.name == "f32" and info.name.endswith("_norm.weight")]
+    norms = [
+        (info.name.encode(), part.path, info)
+        for part in (file, *shards(file))
+        for info in part.tensors
+        if info.type.name == "f32" and info.name.endswith("_norm.weight")
+    ]
     digest = hashlib.sha256()
-    with file.path.open("rb") as data:
-        for info in sorted(norms, key=lambda info: info.name.encode()):
-            layer = layer_of(info.name)
-            if layer is None or layer < n_trunk:
+    for name, path, info in sorted(norms, key=lambda norm: norm[0]):
+        layer = layer_of(info.name)
+        if layer is None or layer < n_trunk:
+            with path.open("rb") as data:
                 data.seek(info.offset)
-                digest.update(info.name.encode() + b"\0" + data.read(info.nbytes))
+                digest.update(name + b"\0" + data.read(info.nbytes))
     return digest.hexdigest()
 
 
 def file_sha256(file: GGUFFile) -> str:
-    """sha256 over the tensor table as it stands in the file: the same only for the same tensors in the same types and order."""
+    """sha256 over the tensor table as it stands in the file: the same only for the same tensors in the same types and order.
+
+    Of a split model, over the tables of all its parts.
+    """
     digest = hashlib.sha256()
-    for info in file.tensors:
-        name = info.name.encode()
-        digest.update(struct.pack("<Q", len(name)) + name + struct.pack("<I", len(info.shape)))
-        digest.update(struct.pack(f"<{len(info.shape)}QIQ", *reversed(info.shape), info.type.number, info.offset - file.data_offset))
+    for part in (file, *shards(file)):
+        for info in part.tensors:
+            name = info.name.encode()
+            digest.update(struct.pack("<Q", len(name)) + name + struct.pack("<I", len(info.shape)))
+            digest.update(struct.pack(f"<{len(info.shape)}QIQ", *reversed(info.shape), info.type.number, info.offset - part.data_offset))
     return digest.hexdigest()
 
 

@@ -18,11 +18,20 @@ from a3b_gguf.errors import BadInput
 from a3b_gguf.llama.ggml import quantize_chunk, validate
 from a3b_gguf.tensors import GGMLType, Model, TensorJob, TensorSource, n_rows
 from a3b_quantize.assign import Assignment
+from a3b_quantize.kernels import KERNELS as FAST_KERNELS
 
 CHUNK_WEIGHTS = 1 << 20
 # Rows [n, columns] to blocks [n, bytes of a row]; releases the GIL while it works.
 Kernel = Callable[[GGMLType, NDArray[np.float32]], NDArray[np.uint8]]
-KERNELS: dict[str, Kernel] = {"ggml": quantize_chunk}
+
+
+def fast_chunk(kind: GGMLType, rows: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Our kernel of a type, and ggml's where we have none."""
+    ours = FAST_KERNELS.get(kind.name)
+    return ours(rows) if ours else quantize_chunk(kind, rows)
+
+
+KERNELS: dict[str, Kernel] = {"fast": fast_chunk, "ggml": quantize_chunk}
 
 
 def jobs(model: Model, assignments: Sequence[Assignment], threads: int | None = None, kernel: str = "ggml") -> list[TensorJob]:

@@ -16,12 +16,13 @@ from importlib.resources import files
 from pathlib import Path
 
 from a3b_gguf.errors import A3BError, BadInput
-from a3b_gguf.gguf_file import GGUFFile, read_gguf
+from a3b_gguf.gguf_file import GGUFFile
 from a3b_gguf.llama.load import load_model
 from a3b_gguf.llama.log import LlamaLog
 from a3b_gguf.llama.params import LoadParams
 from a3b_gguf.llama.vocab import Vocab
 from a3b_gguf.llama.watch import watch
+from a3b_gguf.split import read_parts
 from a3b_quantize.bounds import Bounds, Header, file_sha256, model_id, record, write_bounds
 from a3b_quantize.sites import Collector
 
@@ -32,8 +33,8 @@ MAX_TOKENS = 512
 def measure(path: Path, n_threads: int = 1) -> Bounds:
     """Decodes the built-in text, at most MAX_TOKENS of it, with the model at `path`, and returns the ranges that were seen."""
     text = (files("a3b_quantize") / "sample.txt").read_text(encoding="utf-8")
-    file = read_gguf(path)
-    collector = Collector(info.name for info in file.tensors)
+    file, *others = read_parts(path)
+    collector = Collector(info.name for part in (file, *others) for info in part.tensors)
     with load_model(path, LoadParams(n_ctx=MAX_TOKENS)) as model:
         tokens = Vocab(model).tokenize(text, parse_special=True)[:MAX_TOKENS]
         watch(model, tokens, collector.wanted, collector.receive, n_threads)

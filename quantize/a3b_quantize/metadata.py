@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from a3b_gguf.errors import BadInput
 from a3b_gguf.metadata import Field, Metadata, string, u32
 from a3b_quantize.policy import Policy
 
@@ -13,16 +12,6 @@ QNT_VERSION = 2  # GGML_QNT_VERSION in ggml.h
 
 
 def quantized_metadata(source: Metadata, policy: Policy) -> Metadata:
-    """`source` with the file type, the version of the block formats and the recipe's name; the order of keys stays.
-
-    Raises BadInput for one shard of a split model: its tensors are not all there.
-    """
-    count = source.get("split.count")
-    if count is not None and count.value > 1:
-        raise BadInput(
-            f"the source is shard {source['split.no'].value + 1 if 'split.no' in source else '?'} of {count.value}",
-            "give the checkpoint folder, or merge the shards with `llama-gguf-split --merge`",
-        )
+    """`source` with the file type, the version of the block formats and the recipe's name; the order of keys stays."""
     changed: dict[str, Field] = {FILE_TYPE: u32(policy.file_type), QUANTIZATION_VERSION: u32(QNT_VERSION), RECIPE: string(policy.name)}
-    kept = {key: value for key, value in source.items() if not key.startswith("split.")}
-    return {**kept, **changed}
+    return {**source, **changed}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from a3b_convert.archs import qwen35moe
+from a3b_convert.archs import qwen3moe, qwen3next, qwen3vlmoe, qwen35moe
 from a3b_convert.archs.base import Arch
 from a3b_convert.config import Config
 from a3b_gguf.errors import BadInput
 
-ARCHS: tuple[Arch, ...] = (qwen35moe.ARCH,)
+ARCHS: tuple[Arch, ...] = (qwen35moe.ARCH, qwen3moe.ARCH, qwen3next.ARCH, qwen3vlmoe.ARCH)
 
 
 def find(config: Config) -> Arch:

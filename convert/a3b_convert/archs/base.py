@@ -29,7 +29,7 @@ class Row:
     source, target: full names. {block}: "model.layers.3" in the trunk, "mtp.layers.0" in the MTP block; {i}: the GGUF block;
     {e}: the expert, whose tensors are stacked in numeric order.
     shape: of one source tensor, in names of Dims and numbers. layout moves numbers, value changes them; most rows have neither.
-    f32: llama.cpp wants it in F32. optional: the checkpoint may lack it.
+    f32: llama.cpp wants it in F32. optional: the checkpoint may lack it. also: another shape whose numbers lie in the same order.
     """
 
     source: str
@@ -39,9 +39,10 @@ class Row:
     value: Value | None = None
     f32: bool = False
     optional: bool = False
+    also: str = ""
 
 
-# Rows that stand for each other: the first group of which a tensor is present is used.
+# Rows that stand for each other: the group is used whose tensors are there and have the shapes that it asks for.
 Either = tuple[tuple[Row, ...], ...]
 Table = Sequence[Row | Either]
 
@@ -71,8 +72,8 @@ def plus_one(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def negative_exp(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A_log -> A = -exp(A_log), which is what ssm_a holds."""
-    return -np.exp(rows)
+    """A_log -> A = -exp(A_log), which is what ssm_a holds; in float64, since exp() in float32 is off by a unit on some machines."""
+    return -np.exp(rows.astype(np.float64)).astype(np.float32)
 
 
 def in_block(rows: Table, block: str, i: int) -> Iterator[Row | Either]:
@@ -120,7 +121,7 @@ def apply(
     placed: list[PlacedTensor] = []
     missing: list[str] = []
     used: set[str] = set()
-    for row in _chosen(table, dims, tensors):
+    for row in _chosen(table, dims, tensors, folder):
         names = _sources(row, dims)
         used.update(names)
         absent = [name for name in names if name not in tensors]
@@ -139,13 +140,44 @@ def apply(
     return placed, ignored
 
 
-def _chosen(table: Table, dims: Dims, tensors: Mapping[str, SafeTensor]) -> Iterator[Row]:
+def _chosen(table: Table, dims: Dims, tensors: Mapping[str, SafeTensor], folder: Path) -> Iterator[Row]:
     for row in table:
-        if isinstance(row, Row):
-            yield row
-        else:
-            present = (group for group in row if any(name in tensors for r in group for name in _sources(r, dims)))
-            yield from next(present, row[0])
+        yield from [row] if isinstance(row, Row) else _choose(row, dims, tensors, folder)
+
+
+def _choose(groups: Either, dims: Dims, tensors: Mapping[str, SafeTensor], folder: Path) -> tuple[Row, ...]:
+    """The group of which most rows find a source, and of several such the one whose shapes fit.
+
+    Raises BadInput with all readings when the tensors are whole and more than one fits: the numbers cannot tell.
+    """
+    there = {row: any(name in tensors for name in _sources(row, dims)) for row in {row for group in groups for row in group}}
+    lacks = {group: sum(not there[row] for row in group) for group in groups}
+    fewest = min(lacks.values())
+    nearest = [group for group in groups if lacks[group] == fewest]
+    fitting = [group for group in nearest if all(_fits(row, dims, tensors) for row in group)]
+    if len(fitting) < 2 or fewest:
+        return (fitting or nearest)[0]
+    readings = " or as ".join(", ".join(f"{row.target} from [{_asked(row, dims)}]" for row in group) for group in fitting)
+    name = fitting[0][0].source
+    raise BadInput(
+        f"{folder}: tensor {name} has shape {list(tensors[name].shape)}, which can be read as {readings}",
+        "take a checkpoint with one tensor for each expert, or one whose down_proj is packed as well: its shape decides",
+    )
+
+
+def _fits(row: Row, dims: Dims, tensors: Mapping[str, SafeTensor]) -> bool:
+    return all(tensors[name].shape == shape_of(row.shape, dims) for name in _sources(row, dims) if name in tensors)
+
+
+def shape_of(words: str, dims: Dims) -> tuple[int, ...]:
+    """A row's shape in numbers."""
+    return tuple(int(word) if word.isdecimal() else dims[word] for word in words.split())
+
+
+def _asked(row: Row, dims: Dims) -> str:
+    """A row's shape in words and numbers: "experts 4, ff 32"."""
+    words = zip(row.shape.split(), shape_of(row.shape, dims), strict=True)
+    return ", ".join(word if word.isdecimal() else f"{word} {size}" for word, size in words)
 
 
 def _sources(row: Row, dims: Dims) -> list[str]:
@@ -153,12 +185,13 @@ def _sources(row: Row, dims: Dims) -> list[str]:
 
 
 def _place(row: Row, dims: Dims, parts: list[SafeTensor]) -> PlacedTensor:
-    wanted = tuple(int(word) if word.isdecimal() else dims[word] for word in row.shape.split())
+    wanted = shape_of(row.shape, dims)
+    if row.also:
+        parts = [replace(part, shape=wanted) if part.shape == shape_of(row.also, dims) else part for part in parts]
     for part in parts:
         if part.shape != wanted:
-            asked = ", ".join(word if word.isdecimal() else f"{word} {size}" for word, size in zip(row.shape.split(), wanted, strict=True))
             raise BadInput(
-                f"{part.file.path}: tensor {part.name} has shape {list(part.shape)}, config.json asks for [{asked}]",
+                f"{part.file.path}: tensor {part.name} has shape {list(part.shape)}, config.json asks for [{_asked(row, dims)}]",
                 "config.json and the weights are not of one model, or the weights are packed or transposed in a way that is not known",
             )
         if part.type != parts[0].type:

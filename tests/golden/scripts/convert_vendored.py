@@ -19,6 +19,8 @@ sys.path.insert(0, str(vendored.ROOT / "tests"))
 import forms
 import tiny
 
+HYBRIDS = ("qwen35moe", "qwen3next")  # the others have no such option
+
 
 def main() -> None:
     vendored.use(Path(sys.argv[1]))
@@ -32,7 +34,10 @@ def main() -> None:
         random: dict[str, Any] = {}
         for name, (form, sizes) in forms.FORMS.items():
             checkpoint = tiny.write_checkpoint(Path(folder) / name / "tiny", form, sizes)
-            vendored.convert(checkpoint, out, "auto", *([] if form.mtp else ["--no-mtp"]))
+            vendored.convert(checkpoint, out, "auto", *(["--no-mtp"] if form.arch in HYBRIDS and not form.mtp else []))
+            random[f"{name} metadata"], random[name] = vendored.metadata(out), vendored.tensors(out)
+        for name, (form, sizes) in forms.DRAFTS.items():
+            vendored.convert(tiny.write_checkpoint(Path(folder) / name / "tiny", form, sizes), out, "auto", "--mtp")
             random[f"{name} metadata"], random[name] = vendored.metadata(out), vendored.tensors(out)
         vendored.write("convert_forms.json", random)
 

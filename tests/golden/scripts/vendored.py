@@ -19,11 +19,16 @@ INLINE = 64  # longer arrays are kept as a hash
 
 
 def use(sdist: Path) -> None:
-    """Puts the converter on the path. It refuses tokenizers whose hash it has not seen, so that check is replaced by its answer."""
+    """Puts the converter on the path. It refuses tokenizers whose hash it has not seen, so that check is replaced by its answers."""
     source = sdist / "vendor" / "llama.cpp"
     sys.path[:0] = [str(source), str(source / "gguf-py")]
     base: Any = importlib.import_module("conversion.base")
-    base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen35"
+    base.TextModel.get_vocab_base_pre = lambda self, tokenizer: pre_tokenizer(self.dir_model)
+
+
+def pre_tokenizer(folder: Path) -> str:
+    """Its name for the two regexes of the family: only Qwen3.5's has marks (\\p{M}) in words."""
+    return "qwen35" if "\\\\p{M}" in (folder / "tokenizer.json").read_text(encoding="utf-8") else "qwen2"
 
 
 def convert(folder: Path, output: Path, outtype: str, *options: str) -> None:
@@ -33,7 +38,7 @@ def convert(folder: Path, output: Path, outtype: str, *options: str) -> None:
     sys.argv = arguments
     base: Any = importlib.import_module("conversion.base")
     for model in base.ModelBase._model_classes[base.ModelType.TEXT].values():
-        model.no_mtp = False  # --no-mtp sets it on the class, for good
+        model.no_mtp = model.mtp_only = False  # --no-mtp and --mtp set them on the class, for good
 
 
 def metadata(path: Path) -> dict[str, Any]:
