@@ -16,7 +16,7 @@ def a3b(*words: object, given: str | None = None, cwd: Path | None = None) -> su
     return subprocess.run(command, input=given, stdin=stdin, capture_output=True, text=True, cwd=cwd, timeout=120)
 
 
-def refused(done: subprocess.CompletedProcess[str], code: int, *said: str) -> None:
+def assert_refused(done: subprocess.CompletedProcess[str], code: int, *said: str) -> None:
     """Asserts one clear refusal: the exit code, each of `said` in the message, and no traceback."""
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     assert "Traceback" not in done.stderr

@@ -16,7 +16,7 @@ from a3b_convert import open_checkpoint, prepare
 from a3b_gguf.errors import BadInput
 from a3b_gguf.gguf_file import read_gguf
 from a3b_gguf.tensors import Model, TensorSource, n_rows
-from command import a3b, refused
+from command import a3b, assert_refused
 from kin_headers import SMALL_VOCAB, sparse_30b, sparse_80b
 from sparse import sparse_safetensors, unpacked
 from tiny import (
@@ -244,7 +244,8 @@ def test_a_draft_needs_an_mtp_block(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "tiny", Form(arch="qwen3moe", mtp=False), SMALL)
     with pytest.raises(BadInput, match="tiny has no mtp.* tensors: there is no MTP block to write"):
         prepare(folder, mtp="only")
-    refused(a3b("convert", folder, "--mtp-only", "--no-mtp", cwd=tmp_path), 2, "--mtp-only and --no-mtp together leave nothing to write")
+    both = a3b("convert", folder, "--mtp-only", "--no-mtp", cwd=tmp_path)
+    assert_refused(both, 2, "--mtp-only and --no-mtp together leave nothing to write")
     done = a3b("convert", write_checkpoint(tmp_path / "draft", Form()), "--mtp-only", cwd=tmp_path)
     assert done.stdout.startswith("mtp-draft-BF16.gguf: qwen35moe, 23 tensors"), done.stderr
     named = prepare(write_checkpoint(tmp_path / "whole" / "tiny", Form()), mtp="only")

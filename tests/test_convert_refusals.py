@@ -21,7 +21,7 @@ from a3b_gguf.gguf_file import read_gguf
 from a3b_gguf.llama.load import load_model
 from a3b_gguf.llama.log import LlamaLog
 from a3b_gguf.llama.params import LoadParams
-from command import a3b, refused
+from command import a3b, assert_refused
 from tiny import Edit, Form, Sizes, Weights, in_form, save, weights, write_checkpoint
 
 SMALL, PLAIN = Sizes(n_layer=1), Form(mtp=False)
@@ -229,14 +229,14 @@ def test_half_a_character_is_refused(tmp_path: Path) -> None:
 
 def test_the_command_says_what_is_wrong_with_a_folder(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "tiny", PLAIN, SMALL)
-    refused(a3b("convert", tmp_path / "absent"), 3, "absent does not exist")
-    refused(a3b("convert", folder / "config.json"), 3, "config.json is a file", "folder")
-    refused(a3b("convert", tmp_path, cwd=tmp_path), 3, "has no config.json")
-    refused(a3b("convert", folder, "-o", folder / "model.safetensors"), 2, "is the input")
-    refused(a3b("convert", folder, "--type", "q9"), 2, "there is no type 'q9'")
-    refused(a3b("convert", folder, "--chat-template", tmp_path / "no"), 2, "--chat-template", "is not a file")
+    assert_refused(a3b("convert", tmp_path / "absent"), 3, "absent does not exist")
+    assert_refused(a3b("convert", folder / "config.json"), 3, "config.json is a file", "folder")
+    assert_refused(a3b("convert", tmp_path, cwd=tmp_path), 3, "has no config.json")
+    assert_refused(a3b("convert", folder, "-o", folder / "model.safetensors"), 2, "is the input")
+    assert_refused(a3b("convert", folder, "--type", "q9"), 2, "there is no type 'q9'")
+    assert_refused(a3b("convert", folder, "--chat-template", tmp_path / "no"), 2, "--chat-template", "is not a file")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    refused(a3b("convert", folder, cwd=tmp_path), 3, "holds PyTorch pickles")
+    assert_refused(a3b("convert", folder, cwd=tmp_path), 3, "holds PyTorch pickles")
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
 
 
@@ -278,7 +278,7 @@ def test_a_disk_that_is_full_before_the_first_tensor_leaves_nothing_behind(tmp_p
         f"sys.argv = ['a3b', 'convert', {str(folder)!r}, '-o', {str(tmp_path / 'x.gguf')!r}]; from a3b_gguf.cli import main; main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    refused(done, 4, "x.gguf: File too large while writing; nothing was left behind", "free some space")
+    assert_refused(done, 4, "x.gguf: File too large while writing; nothing was left behind", "free some space")
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
 
 

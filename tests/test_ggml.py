@@ -12,7 +12,7 @@ import pytest
 
 from a3b_gguf.errors import BadInput, MachineLacks, UsageError
 from a3b_gguf.llama.ggml import NOT_WRITABLE, WRITABLE, quantize_chunk, requires_importance, validate
-from a3b_gguf.llama.library import ggml_function
+from a3b_gguf.llama.symbols import ggml_function
 from a3b_gguf.llama.watch import GGMLTensor, read_tensor
 from a3b_gguf.tensors import TYPES, GGMLType
 

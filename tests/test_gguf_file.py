@@ -117,7 +117,7 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
         read_gguf(tmp_path)
 
 
-def damaged_is_refused_or_read(written: Path, folder: Path, data: st.DataObject) -> None:
+def check_damaged_is_refused_or_read(written: Path, folder: Path, data: st.DataObject) -> None:
     """A header with some bytes changed is read, or refused with BadInput; nothing else, and never a huge allocation."""
     raw = bytearray(written.read_bytes()[:2000])
     for _ in range(data.draw(st.integers(1, 4))):
@@ -138,11 +138,11 @@ FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], dea
 @settings(FUZZ, max_examples=300)
 @given(data=st.data())
 def test_damaged_bytes(written: Path, tmp_path: Path, data: st.DataObject) -> None:
-    damaged_is_refused_or_read(written, tmp_path, data)
+    check_damaged_is_refused_or_read(written, tmp_path, data)
 
 
 @pytest.mark.prove
 @settings(FUZZ, max_examples=20_000)
 @given(data=st.data())
 def test_damaged_bytes_in_full(written: Path, tmp_path: Path, data: st.DataObject) -> None:
-    damaged_is_refused_or_read(written, tmp_path, data)
+    check_damaged_is_refused_or_read(written, tmp_path, data)

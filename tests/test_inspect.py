@@ -12,7 +12,7 @@ import gguf
 import pytest
 
 from a3b_gguf.flows.inspect import differences, summarise
-from command import a3b, refused
+from command import a3b, assert_refused
 from true_header import sparse_35b
 
 
@@ -79,11 +79,11 @@ def test_llama_cpp_stays_out(header_35b: Path) -> None:
 
 
 def test_refusals(tmp_path: Path, tiny_bf16: Path) -> None:
-    refused(a3b("inspect", tmp_path / "none.gguf"), 3, "none.gguf", "No such file")
+    assert_refused(a3b("inspect", tmp_path / "none.gguf"), 3, "none.gguf", "No such file")
     (tmp_path / "page.gguf").write_text("<html>not found, and more than 24 bytes of it</html>")
-    refused(a3b("inspect", tmp_path / "page.gguf"), 3, "page.gguf is not a GGUF file")
+    assert_refused(a3b("inspect", tmp_path / "page.gguf"), 3, "page.gguf is not a GGUF file")
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(tiny_bf16.read_bytes()[:-1])
-    refused(a3b("inspect", cut), 3, "cut.gguf is cut off", "tensor")
-    refused(a3b("inspect"), 2, "Missing argument")
-    refused(a3b("inspekt", cut), 2, "No such command")
+    assert_refused(a3b("inspect", cut), 3, "cut.gguf is cut off", "tensor")
+    assert_refused(a3b("inspect"), 2, "Missing argument")
+    assert_refused(a3b("inspekt", cut), 2, "No such command")

@@ -21,7 +21,7 @@ from a3b_gguf.errors import BadInput
 from a3b_gguf.flows.quantize import Options, quantize_file
 from a3b_gguf.gguf_model import to_float32
 from a3b_gguf.llama.ggml import quantize_chunk, validate
-from a3b_gguf.llama.library import ggml_function
+from a3b_gguf.llama.symbols import ggml_function
 from a3b_gguf.tensors import TYPES
 from a3b_quantize.kernels import KERNELS, make_ready
 from a3b_quantize.kernels.compiled import compiled

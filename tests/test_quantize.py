@@ -30,7 +30,7 @@ from a3b_gguf.tensors import TYPES, GGMLType, Model, n_rows
 from a3b_quantize import encode
 from a3b_quantize.encode import CHUNK_WEIGHTS, in_order, jobs, spans
 from a3b_quantize.policy import find_policy, plain_assignments
-from command import a3b, refused
+from command import a3b, assert_refused
 from llama_quantize import llama_quantize
 from small_gguf import llama_metadata, narrow, write_arrays
 
@@ -359,16 +359,16 @@ def test_on_the_command_line(narrow_bf16: Path, tmp_path: Path) -> None:
 
 
 def test_refusals_on_the_command_line(narrow_bf16: Path, tmp_path: Path) -> None:
-    refused(a3b("quantize", narrow_bf16, "--type", "iq4nl"), 2, "did you mean iq4_nl?", "recipes: iq4_nl, q4_k_m", "what to do")
-    refused(a3b("quantize", narrow_bf16), 2, "--type")
-    refused(a3b("quantize", tmp_path / "missing.gguf", "--type", "q8_0"), 3, "missing.gguf does not exist")
+    assert_refused(a3b("quantize", narrow_bf16, "--type", "iq4nl"), 2, "did you mean iq4_nl?", "recipes: iq4_nl, q4_k_m", "what to do")
+    assert_refused(a3b("quantize", narrow_bf16), 2, "--type")
+    assert_refused(a3b("quantize", tmp_path / "missing.gguf", "--type", "q8_0"), 3, "missing.gguf does not exist")
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(narrow_bf16.read_bytes()[:-5000])
-    refused(a3b("quantize", cut, "--type", "q8_0", cwd=tmp_path), 3, "cut off")
-    refused(a3b("quantize", tmp_path, "--type", "q8_0"), 3, str(tmp_path))
+    assert_refused(a3b("quantize", cut, "--type", "q8_0", cwd=tmp_path), 3, "cut off")
+    assert_refused(a3b("quantize", tmp_path, "--type", "q8_0"), 3, str(tmp_path))
     same = tmp_path / "same.gguf"
     same.write_bytes(narrow_bf16.read_bytes())
-    refused(a3b("quantize", same, "--type", "q8_0", "-o", same), 2, "is the input")
-    refused(a3b("quantize", same, "--type", "q8_0", "-o", tmp_path / "no" / "out.gguf"), 2, "must exist")
+    assert_refused(a3b("quantize", same, "--type", "q8_0", "-o", same), 2, "is the input")
+    assert_refused(a3b("quantize", same, "--type", "q8_0", "-o", tmp_path / "no" / "out.gguf"), 2, "must exist")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut.gguf", "same.gguf"]
     assert same.read_bytes() == narrow_bf16.read_bytes()

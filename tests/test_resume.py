@@ -21,7 +21,7 @@ from a3b_gguf.gguf_file import read_gguf
 from a3b_gguf.gguf_write import lay_out, write_files
 from a3b_gguf.metadata import string
 from a3b_gguf.tensors import TYPES, TensorJob
-from command import a3b, refused
+from command import a3b, assert_refused
 from tiny import Form, Sizes, write_checkpoint
 
 MIB = 1 << 20
@@ -98,7 +98,8 @@ def test_killed_at_a_byte_and_run_again(
 def test_a_full_disk(source: Path, whole: dict[tuple[str, ...], str], tmp_path: Path) -> None:
     before = {path.name: sha256(path) for path in source.iterdir()}
     out = tmp_path / "out.gguf"
-    refused(limited(41 * MIB, "error", source, CONVERT, "-o", out), 4, "File too large while writing", "the same command continues there")
+    full = limited(41 * MIB, "error", source, CONVERT, "-o", out)
+    assert_refused(full, 4, "File too large while writing", "the same command continues there")
     assert names(tmp_path) == ["out.gguf.part"]
     assert {path.name: sha256(path) for path in source.iterdir()} == before
     assert "continued after" in a3b("convert", source, "-o", out).stderr
@@ -108,7 +109,7 @@ def test_a_full_disk(source: Path, whole: dict[tuple[str, ...], str], tmp_path: 
 def test_ctrl_c_says_how_to_go_on(source: Path, whole: dict[tuple[str, ...], str], tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     done = limited(12 * MIB, "ctrl-c", source, CONVERT, "-o", out)
-    refused(done, 130, "interrupted", f"{out}.part: the same command continues there")
+    assert_refused(done, 130, "interrupted", f"{out}.part: the same command continues there")
     kept = float(done.stderr.split("interrupted; ")[1].split(" MiB")[0])
     assert 8 < kept < 16  # every whole tensor, also what was not synced yet
     assert f"continued after {kept:.2f} MiB" in a3b("convert", source, "-o", out).stderr

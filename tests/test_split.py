@@ -25,7 +25,7 @@ from a3b_gguf.llama.vocab import Vocab
 from a3b_gguf.metadata import Field, array
 from a3b_gguf.tensors import TYPES, TensorJob, n_rows
 from a3b_quantize.bounds import model_id
-from command import a3b, refused
+from command import a3b, assert_refused
 
 MAX = 8_000_000
 
@@ -164,7 +164,7 @@ def test_parts_of_two_models(tmp_path: Path) -> None:
 def test_a_part_that_is_not_the_first_names_the_first(split: Path) -> None:
     second = sorted(split.parent.iterdir())[1]
     for words in (("inspect", second), ("quantize", second, "--type", "q8_0"), ("plan", second, "--vram", "8GiB", "--ram", "8GiB")):
-        refused(a3b(*words), 3, "is part 2 of", split.name)
+        assert_refused(a3b(*words), 3, "is part 2 of", split.name)
 
 
 def test_no_part_gets_its_name_before_all_are_whole(tiny_checkpoint: Path, split: Path, tmp_path: Path) -> None:
@@ -196,5 +196,5 @@ def test_the_flag(tiny_checkpoint: Path, tmp_path: Path) -> None:
     listed = re.findall(r"^  (\S+): ([\d,]+) bytes$", done.stdout, re.M)
     assert [(name, int(size.replace(",", ""))) for name, size in listed] == [(file["path"], file["n_bytes"]) for file in dry["files"]]
     assert {file["path"]: file["n_bytes"] for file in dry["files"]} == {str(path): path.stat().st_size for path in tmp_path.iterdir()}
-    refused(a3b("convert", tiny_checkpoint, "-o", out, "--max-shard-size", "big"), 2, "--max-shard-size: 'big' is not a size")
-    refused(a3b("quantize", tiny_checkpoint, "--type", "q8_0", "--max-shard-size", "0"), 2, "--max-shard-size")
+    assert_refused(a3b("convert", tiny_checkpoint, "-o", out, "--max-shard-size", "big"), 2, "--max-shard-size: 'big' is not a size")
+    assert_refused(a3b("quantize", tiny_checkpoint, "--type", "q8_0", "--max-shard-size", "0"), 2, "--max-shard-size")

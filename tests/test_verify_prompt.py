@@ -16,7 +16,7 @@ from a3b_gguf.gguf_file import read_gguf
 from a3b_gguf.gguf_write import write_gguf
 from a3b_gguf.metadata import Field, Metadata, array, string, u32
 from a3b_gguf.prompt import PROFILES
-from command import a3b, refused
+from command import a3b, assert_refused
 from conversations import GOOD, TOOL, A, S, U
 
 VERDICT = {
@@ -107,9 +107,9 @@ def test_a_whole_request_and_tools(tmp_path: Path) -> None:
     done = a3b("verify-prompt", given=request)
     assert done.returncode == 1
     assert "M100 error chat_template_kwargs.enable_thinking" in done.stdout
-    refused(a3b("verify-prompt", "--tools", tools, given=request), 2, "the request has tools of its own")
+    assert_refused(a3b("verify-prompt", "--tools", tools, given=request), 2, "the request has tools of its own")
     tools.write_text("[{", encoding="utf-8")
-    refused(a3b("verify-prompt", "--tools", tools, given=json.dumps([S, U])), 3, f"{tools}, line 1, column 3", "M003")
+    assert_refused(a3b("verify-prompt", "--tools", tools, given=json.dumps([S, U])), 3, f"{tools}, line 1, column 3", "M003")
 
 
 def test_raw() -> None:
@@ -158,28 +158,28 @@ def test_special_tokens_reach_the_template_and_blanks_are_no_controls(tmp_path: 
 
 def test_a_family_that_raw_prompts_are_not_checked_for(tmp_path: Path) -> None:
     file = model(tmp_path / "model.gguf")
-    refused(a3b("verify-prompt", "--raw", "--model", file, given=GOOD), 3, "does not write <|im_start|> turns")
+    assert_refused(a3b("verify-prompt", "--raw", "--model", file, given=GOOD), 3, "does not write <|im_start|> turns")
     assert a3b("verify-prompt", "--model", file, given=json.dumps([S, U])).returncode == 0
 
 
 def test_usage_errors(tmp_path: Path) -> None:
     given = json.dumps([S, U])
-    refused(a3b("verify-prompt", "--profile", "llama", given=given), 2, "'llama'", "qwen3.6, qwen3.5, qwen3, qwen3-coder, chatml")
-    refused(a3b("verify-prompt", "--profile", "qwen3", "--model", "x.gguf", given=given), 2, "cannot both be given")
-    refused(a3b("verify-prompt", "--system", "maybe", given=given), 2, "expected optional or required")
-    refused(a3b("verify-prompt", "--format", "xml", given=given), 2, "expected text or json")
-    refused(a3b("verify-prompt", "--raw", "--tools", tmp_path, given=GOOD), 2, "--tools has no meaning with --raw")
+    assert_refused(a3b("verify-prompt", "--profile", "llama", given=given), 2, "'llama'", "qwen3.6, qwen3.5, qwen3, qwen3-coder, chatml")
+    assert_refused(a3b("verify-prompt", "--profile", "qwen3", "--model", "x.gguf", given=given), 2, "cannot both be given")
+    assert_refused(a3b("verify-prompt", "--system", "maybe", given=given), 2, "expected optional or required")
+    assert_refused(a3b("verify-prompt", "--format", "xml", given=given), 2, "expected text or json")
+    assert_refused(a3b("verify-prompt", "--raw", "--tools", tmp_path, given=GOOD), 2, "--tools has no meaning with --raw")
 
 
 def test_unreadable_input(tmp_path: Path) -> None:
-    refused(a3b("verify-prompt", tmp_path / "absent.json"), 3, "absent.json: No such file or directory")
-    refused(a3b("verify-prompt", tmp_path), 3, "Is a directory")
-    refused(a3b("verify-prompt", given='[\n {"role": "user",}]'), 3, "standard input, line 2, column 18: not JSON", "M003")
-    refused(a3b("verify-prompt", given=""), 3, "standard input, line 1, column 1: not JSON")
+    assert_refused(a3b("verify-prompt", tmp_path / "absent.json"), 3, "absent.json: No such file or directory")
+    assert_refused(a3b("verify-prompt", tmp_path), 3, "Is a directory")
+    assert_refused(a3b("verify-prompt", given='[\n {"role": "user",}]'), 3, "standard input, line 2, column 18: not JSON", "M003")
+    assert_refused(a3b("verify-prompt", given=""), 3, "standard input, line 1, column 1: not JSON")
     latin = tmp_path / "latin.json"
     latin.write_bytes(b'[{"role": "us\xfcr"}]')
-    refused(a3b("verify-prompt", latin), 3, "byte 13, line 1: byte 0xFC is not UTF-8", "M001")
-    refused(a3b("verify-prompt", "--raw", latin), 3, "byte 13 is not UTF-8")
+    assert_refused(a3b("verify-prompt", latin), 3, "byte 13, line 1: byte 0xFC is not UTF-8", "M001")
+    assert_refused(a3b("verify-prompt", "--raw", latin), 3, "byte 13 is not UTF-8")
 
 
 def test_unreadable_models(tmp_path: Path, tiny_bf16: Path) -> None:
@@ -194,7 +194,7 @@ def test_unreadable_models(tmp_path: Path, tiny_bf16: Path) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(tiny_bf16.read_bytes()[:20_000])
     check(cut, "is cut off")
-    refused(a3b("verify-prompt", "--model", cut, given=json.dumps([S, U])), 3, "cut.gguf is cut off")
+    assert_refused(a3b("verify-prompt", "--model", cut, given=json.dumps([S, U])), 3, "cut.gguf is cut off")
     check(model(tmp_path / "none.gguf", chat_template=None), "tokenizer.chat_template is missing", "a3b convert --chat-template")
     check(model(tmp_path / "bad.gguf", chat_template=string("\n{% if %}")), "bad.gguf: the chat template has a syntax error in line 2")
     check(model(tmp_path / "silent.gguf", chat_template=string("x")), "silent.gguf does not render a user message")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from a3b_gguf.llama.library import ggml_function
+from a3b_gguf.llama.symbols import ggml_function
 
 # enum ggml_backend_dev_type of ggml-backend.h
 KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from a3b_gguf.errors import BadInput, UsageError
-from a3b_gguf.llama.library import ggml_function
+from a3b_gguf.llama.symbols import ggml_function
 from a3b_gguf.tensors import TYPES, GGMLType
 
 # Types that ggml computes with but has no quantizer for. Source: the switch of ggml_quantize_chunk in ggml.c

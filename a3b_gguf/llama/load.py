@@ -13,9 +13,9 @@ from typing import Any, Self
 import llama_cpp.llama_cpp as C
 
 from a3b_gguf.errors import A3BError, BadInput, MachineLacks, UsageError
-from a3b_gguf.llama.library import ggml_function
 from a3b_gguf.llama.log import LlamaLog, LogLine
 from a3b_gguf.llama.params import KV_TYPES, LoadParams
+from a3b_gguf.llama.symbols import ggml_function
 from a3b_gguf.tensors import TYPES
 
 # What --n-cpu-moe of llama.cpp matches. Source: LLM_FFN_EXPS_REGEX in llama.cpp common/common.h

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from a3b_gguf.errors import MachineLacks
 from a3b_gguf.llama.batch import Batch, decode
-from a3b_gguf.llama.library import ggml_function
 from a3b_gguf.llama.load import LoadedModel, open_context
 from a3b_gguf.llama.params import LoadParams
+from a3b_gguf.llama.symbols import ggml_function
 
 ELEMENTS: dict[int, Any] = {0: np.float32, 26: np.int32}  # ggml types that are read
 # Rows in a batch, each with logits: llama.cpp cuts its last layer down to the rows that want them.
