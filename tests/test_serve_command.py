@@ -7,7 +7,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +51,16 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return once
 
 
+@contextmanager
+def inheriting(sort: signal.Handlers) -> Iterator[None]:
+    """Children that are started meanwhile treat SIGINT so."""
+    former = signal.signal(signal.SIGINT, sort)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
 def assert_all_gone(family: list[psutil.Process]) -> None:
     gone, alive = psutil.wait_procs(family, timeout=HANGS_SECONDS)
     assert not alive
@@ -77,8 +88,14 @@ def test_it_plans_loads_serves_and_ends_on_sigterm(tiny_bf16: Path) -> None:
         assert_all_gone(family)
 
 
-def test_it_ends_on_ctrl_c_in_the_middle_of_an_answer(tiny_bf16: Path) -> None:
-    with serving(tiny_bf16, *PLAN) as served, openai.OpenAI(base_url=served.url, api_key="none", max_retries=0) as client:
+@pytest.mark.parametrize("inherited", [signal.SIG_DFL, signal.SIG_IGN])
+def test_it_ends_on_ctrl_c_in_the_middle_of_an_answer(tiny_bf16: Path, inherited: signal.Handlers) -> None:
+    """Also as a job that a shell started in the background, which ignores SIGINT until someone handles it."""
+    with (
+        inheriting(inherited),
+        serving(tiny_bf16, *PLAN) as served,
+        openai.OpenAI(base_url=served.url, api_key="none", max_retries=0) as client,
+    ):
         family = served.family
         stream = client.chat.completions.create(
             model=tiny_bf16.stem, messages=[{"role": "user", "content": "Count."}], stream=True, max_tokens=1500

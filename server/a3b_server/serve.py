@@ -46,7 +46,7 @@ def serve(app: FastAPI, supervisor: Supervisor, listening: socket.socket, on_rea
     on_ready is called once the model is loaded. Raises the A3BError that kept it from loading.
     """
     server = _Server(app, supervisor)
-    with _ends_on_sigterm(server):
+    with _signals(server):
         asyncio.run(_serve(server, supervisor, listening, on_ready))
 
 
@@ -91,8 +91,10 @@ async def _serve(server: uvicorn.Server, supervisor: Supervisor, listening: sock
 
 
 @contextmanager
-def _ends_on_sigterm(server: uvicorn.Server) -> Iterator[None]:
-    """uvicorn raises a signal that ended it once more at the end; for SIGTERM that must not end the process as killed."""
+def _signals(server: uvicorn.Server) -> Iterator[None]:
+    """uvicorn raises a signal that ended it once more at the end. SIGTERM must not end the process as killed then, and SIGINT must
+    reach Python although a shell that starts jobs in the background has them ignore it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -100,8 +102,9 @@ def _ends_on_sigterm(server: uvicorn.Server) -> Iterator[None]:
     def stop(*_: object) -> None:
         server.should_exit = True
 
-    former = signal.signal(signal.SIGTERM, stop)
+    former = {sort: signal.signal(sort, handler) for sort, handler in ((signal.SIGTERM, stop), (signal.SIGINT, signal.default_int_handler))}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, former)
+        for sort, handler in former.items():
+            signal.signal(sort, handler)
