@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ READ_SUFFIXES = (".safetensors", ".json", ".jinja", ".md")
 FLOAT_TYPES = ("auto", "bf16", "f16", "f32", "q8_0")
 Q8_0_OVERFLOW = 127 * F16_OVERFLOW  # the scale of a block is its largest value / 127, in f16
 CHUNK_BYTES = 1 << 20  # of stored values: fits into a processor's cache, so the check for NaN costs little
+CHUNKS_AHEAD = 4  # chunks that are read while one is written
 CHUNK_VALUES = 1 << 19  # of values that go through float32
 
 
@@ -166,10 +169,16 @@ def _job(tensor: PlacedTensor, kind: GGMLType) -> TensorJob:
 
 
 def _raw_chunks(tensor: PlacedTensor) -> Iterator[bytes | memoryview]:
+    """The tensor's bytes in order. A thread reads and checks the next chunks while the caller writes one."""
     step = max(CHUNK_BYTES // tensor.type.row_bytes(tensor.shape[-1]), 1)
     total = n_rows(tensor.shape)
-    for start in range(0, total, step):
-        yield tensor.raw(start, min(start + step, total))
+    spans = ((start, min(start + step, total)) for start in range(0, total, step))
+    with ThreadPoolExecutor(1, thread_name_prefix="read") as pool:
+        ahead = deque(pool.submit(tensor.raw, *span) for span in islice(spans, CHUNKS_AHEAD))
+        while ahead:
+            chunk = ahead.popleft().result()
+            ahead.extend(pool.submit(tensor.raw, *span) for span in islice(spans, 1))
+            yield chunk
 
 
 def _row_chunks(tensor: PlacedTensor) -> Iterator[NDArray[np.float32]]:
