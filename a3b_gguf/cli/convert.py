@@ -11,7 +11,7 @@ def command(
     src: Path = typer.Argument(..., help="Checkpoint folder: config.json, tokenizer.json and safetensors."),
     output: Path | None = typer.Option(None, "--output", "-o", help="File to write. Default: FOLDER-TYPE.gguf in the current folder."),
     float_type: str = typer.Option(
-        "auto", "--type", help="auto keeps each tensor's own type, which loses nothing; bf16, f16, f32 and q8_0 cast."
+        "auto", "--type", help="auto keeps each tensor's own type, FP8 becomes bf16; bf16, f16, f32 and q8_0 cast."
     ),
     no_mtp: bool = typer.Option(False, "--no-mtp", help="Leave the multi-token-prediction block out."),
     mtp_only: bool = typer.Option(

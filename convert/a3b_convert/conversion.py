@@ -97,7 +97,7 @@ def convert(
 ) -> Converted:
     """Writes the checkpoint in `folder` as a GGUF file; without `output` as FOLDER-TYPE.gguf in the current folder.
 
-    float_type: "auto" keeps each tensor's own type, which loses nothing; the others cast every tensor that llama.cpp does not want in
+    float_type: "auto" keeps each tensor's own type, FP8 becomes bf16; the others cast every tensor that llama.cpp does not want in
     F32. max_shard_bytes: write several files of at most this size. What an interrupted run with the same input and options left in the
     `.part` is continued. Raises BadInput, UsageError or MachineLacks; then nothing stands under the output's name.
     """
