@@ -13,7 +13,10 @@ KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
 
 @dataclass(frozen=True, slots=True)
 class ListedDevice:
-    """A device of llama.cpp. kind: a value of KINDS; free and total are bytes, both 0 when the driver does not say."""
+    """A device of llama.cpp. kind: a value of KINDS; free and total are bytes, both 0 when the driver does not say.
+
+    bus_id: its PCI address ("0000:c1:00.0"), empty when it has none or nobody knows.
+    """
 
     name: str
     description: str
@@ -21,6 +24,21 @@ class ListedDevice:
     backend: str
     free: int
     total: int
+    bus_id: str = ""
+
+
+class _Properties(ctypes.Structure):
+    """struct ggml_backend_dev_props of ggml-backend.h; room is left behind it for capabilities that later versions add."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("description", ctypes.c_char_p),
+        ("memory_free", ctypes.c_size_t),
+        ("memory_total", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("device_id", ctypes.c_char_p),
+        ("caps", ctypes.c_bool * 64),
+    ]
 
 
 def devices() -> tuple[ListedDevice, ...]:
@@ -49,15 +67,15 @@ def _device(pointer: int) -> ListedDevice:
 
     kind = ggml_function("ggml_backend_dev_type", ctypes.c_int, [ctypes.c_void_p])(pointer)
     registry = ggml_function("ggml_backend_dev_backend_reg", ctypes.c_void_p, [ctypes.c_void_p])(pointer)
-    size = ctypes.POINTER(ctypes.c_size_t)
-    memory = ggml_function("ggml_backend_dev_memory", None, [ctypes.c_void_p, size, size])
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    memory(pointer, ctypes.byref(free), ctypes.byref(total))
+    ask = ggml_function("ggml_backend_dev_get_props", None, [ctypes.c_void_p, ctypes.POINTER(_Properties)])
+    told = _Properties()
+    ask(pointer, ctypes.byref(told))
     return ListedDevice(
         name=text("ggml_backend_dev_name", pointer),
         description=text("ggml_backend_dev_description", pointer),
         kind=KINDS.get(kind, "other"),
         backend=text("ggml_backend_reg_name", registry),
-        free=free.value,
-        total=total.value,
+        free=told.memory_free,
+        total=told.memory_total,
+        bus_id=(told.device_id or b"").decode(errors="replace"),
     )
