@@ -1,0 +1,137 @@
+"""What llama.cpp would take for LoadParams, told by its own allocator without allocating (llama_model_params.no_alloc).
+
+Always in a process of its own: a parameter that llama.cpp does not like may end the process, and recurrent states are allocated
+even then. A sparse file may be asked about; it must never be loaded for real.
+
+    python -m a3b_gguf.llama.dry_run MODEL.gguf < load_params.json
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from a3b_gguf.errors import A3BError, BadInput, MachineLacks
+from a3b_gguf.llama.buffers import Buffer
+from a3b_gguf.llama.params import LoadParams
+
+TIMEOUT_SECONDS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """buffers: by kind ("model", "context": KV cache and recurrent state, "compute", "output") and llama.cpp's buffer type.
+
+    exact: they are from llama.cpp's own table. Where that cannot be read they are what it logs, to 0.01 MiB, "kv" and "recurrent"
+    in place of "context", and model sizes are missing. n_ctx: tokens.
+    """
+
+    buffers: tuple[Buffer, ...]
+    n_ctx: int
+    exact: bool
+
+
+def dry_run(path: Path, load: LoadParams) -> DryRun:
+    """Raises what loading would raise, and MachineLacks when llama.cpp ends the child."""
+    command = [sys.executable, "-m", "a3b_gguf.llama.dry_run", str(path)]
+    # Without the variable a failed assertion of llama.cpp starts a debugger, which takes seconds.
+    environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(asdict(load)), capture_output=True, text=True, env=environment, timeout=TIMEOUT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise MachineLacks(f"the dry run of {path} did not end within {TIMEOUT_SECONDS} s", "--no-dry-run leaves it out") from error
+    if done.returncode:
+        said = next((line for line in done.stderr.splitlines() if "GGML_ASSERT" in line), done.stderr.strip()[-300:])
+        raise MachineLacks(f"llama.cpp ended the dry run of {path} ({done.returncode}): {said}", "--no-dry-run leaves it out")
+    told = json.loads(done.stdout.splitlines()[-1])
+    if "error" in told:
+        kind = BadInput if told["exit_code"] == BadInput.exit_code else MachineLacks
+        raise kind(told["error"], told["hint"])
+    return DryRun(tuple(Buffer(*each) for each in told["buffers"]), told["n_ctx"], told["exact"])
+
+
+def main() -> None:
+    """The child: parameters on standard input, sizes as one line of JSON on standard output."""
+    from a3b_gguf.llama.buffers import printed_buffers
+    from a3b_gguf.llama.load import load_model, open_context
+
+    path, load = Path(sys.argv[1]), _params(json.load(sys.stdin))
+    try:
+        with load_model(path, load, dry=True) as model, open_context(model, load) as context:
+            table = breakdown(context.pointer)
+            printed = printed_buffers((*model.log, *context.log))
+            found = printed if table is None else (*table, *(each for each in printed if each.kind == "output"))
+            sizes = [[each.kind, each.device, each.n_bytes] for each in found]
+            told: dict[str, Any] = {"buffers": sizes, "n_ctx": context.n_ctx, "exact": table is not None}
+    except A3BError as error:
+        told = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
+def _params(values: dict[str, Any]) -> LoadParams:
+    """LoadParams from JSON, which knows no tuples."""
+    known = {field.name for field in fields(LoadParams)}
+    return LoadParams(**{name: _tuples(value) for name, value in values.items() if name in known})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+class _Map(ctypes.Structure):
+    """The header of a std::map of libstdc++: 48 bytes, so it is returned through memory."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in ("compare", "color", "root", "left", "right", "count")]
+
+
+class _Node(ctypes.Structure):
+    """A node of it: ggml_backend_buffer_type_t and llama_memory_breakdown_data {model, context, compute}. Source: src/llama-context.h."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in ("color", "parent", "left", "right", "buft", "model", "context", "compute")]
+
+
+KINDS = ("model", "context", "compute")
+BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"
+
+
+def breakdown(context: Any) -> tuple[Buffer, ...] | None:
+    """llama_get_memory_breakdown, which returns a C++ map by value; None where the library or its C++ is another.
+
+    The nodes are never freed: fine for a process that ends after it.
+    """
+    from a3b_gguf.llama.symbols import ggml_function
+
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        ask = ggml_function(BREAKDOWN, _Map, [ctypes.c_void_p])
+    except MachineLacks:
+        return None
+    name = ggml_function("ggml_backend_buft_name", ctypes.c_char_p, [ctypes.c_void_p])
+    found: list[Buffer] = []
+    header, n_nodes = ask(context), 0
+    waiting = [header.root]
+    while waiting:
+        address = waiting.pop()
+        if not address:
+            continue
+        node = _Node.from_address(address)
+        waiting += [node.left, node.right]
+        n_nodes += 1
+        if n_nodes > header.count:
+            return None
+        device = name(node.buft).decode()
+        found += [Buffer(kind, device, size) for kind in KINDS if (size := getattr(node, kind))]
+    return tuple(found) if n_nodes == header.count else None
+
+
+if __name__ == "__main__":
+    main()
