@@ -13,13 +13,13 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from a3b_gguf.errors import A3BError, BadInput, MachineLacks
 from a3b_gguf.llama.buffers import Buffer
-from a3b_gguf.llama.params import LoadParams
+from a3b_gguf.llama.params import LoadParams, params_of
 
 TIMEOUT_SECONDS = 120
 
@@ -63,7 +63,7 @@ def main() -> None:
     from a3b_gguf.llama.buffers import printed_buffers
     from a3b_gguf.llama.load import load_model, open_context
 
-    path, load = Path(sys.argv[1]), _params(json.load(sys.stdin))
+    path, load = Path(sys.argv[1]), params_of(json.load(sys.stdin))
     try:
         with load_model(path, load, dry=True) as model, open_context(model, load) as context:
             table = breakdown(context.pointer)
@@ -74,16 +74,6 @@ def main() -> None:
     except A3BError as error:
         told = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
     sys.stdout.write(json.dumps(told) + "\n")
-
-
-def _params(values: dict[str, Any]) -> LoadParams:
-    """LoadParams from JSON, which knows no tuples."""
-    known = {field.name for field in fields(LoadParams)}
-    return LoadParams(**{name: _tuples(value) for name, value in values.items() if name in known})
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 class _Map(ctypes.Structure):
