@@ -29,26 +29,31 @@ class CheckedPlan:
     notes: tuple[str, ...] = ()
 
 
-def checked_plan(facts: Facts, wishes: Wishes, machine: Machine, attempt: Try = dry_run) -> CheckedPlan:
+def checked_plan(facts: Facts, wishes: Wishes, machine: Machine, attempt: Try = dry_run, dry: bool = True) -> CheckedPlan:
     """How to load the model of `facts`, checked by a dry run. Raises what planning raises, and BadInput for a file that cannot be loaded.
 
     When llama.cpp takes over 2 % more or less than predicted on a device, it is planned once more with what it really takes.
     """
-    plan = plan_facts(facts, wishes, machine)
+    first = CheckedPlan(plan_facts(facts, wishes, machine), None)
+    if dry:
+        first = check_plan(first.plan, attempt)
+    if first.check is None or first.check.agrees:
+        return first
+    second = check_plan(plan_facts(facts, wishes, corrected(machine, first.check)), attempt)
+    said = ", ".join(f"{device} {mib(extra)}" for device, extra in first.check.differences.items() if extra)
+    note = f"llama.cpp's allocator differed from the first plan ({said}), so it was planned once more with its numbers"
+    return replace(second, notes=(*second.notes, note))
+
+
+def check_plan(plan: Plan, attempt: Try = dry_run) -> CheckedPlan:
+    """One plan beside a dry run of it. Raises BadInput for a file that cannot be loaded."""
     why_not = no_dry_run(plan)
     if why_not:
         return CheckedPlan(plan, None, (why_not,))
     try:
-        check = compare(plan, attempt(plan.facts.path, plan.load).buffers)
-        if check.agrees:
-            return CheckedPlan(plan, check)
-        again = plan_facts(facts, wishes, corrected(machine, check))
-        second = compare(again, attempt(again.facts.path, again.load).buffers)
+        return CheckedPlan(plan, compare(plan, attempt(plan.facts.path, plan.load).buffers))
     except MachineLacks as error:
         return CheckedPlan(plan, None, (f"no dry run: {error.message}",))
-    said = ", ".join(f"{device} {mib(extra)}" for device, extra in check.differences.items() if extra)
-    note = f"llama.cpp's allocator differed from the first plan ({said}), so it was planned once more with its numbers"
-    return CheckedPlan(again, second, (note,))
 
 
 def corrected(machine: Machine, check: Check) -> Machine:

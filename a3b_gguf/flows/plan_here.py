@@ -1,0 +1,71 @@
+"""The plan by which a model is loaded on this machine: measured, remembered or computed, and checked by a dry run."""
+
+from __future__ import annotations
+
+import multiprocessing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from a3b_gguf import probe
+from a3b_gguf.errors import MachineLacks
+from a3b_gguf.flows.checked_plan import CheckedPlan, check_plan, checked_plan
+from a3b_gguf.flows.measure import Choice, Tell, measure_plans, remembered
+from a3b_gguf.flows.plan import named, read_facts
+from a3b_gguf.machine import Machine
+from a3b_gguf.memory.placement import HOST
+from a3b_gguf.planner.plan import Plan, Wishes
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """How sure a plan has to be. dry_run: tried on llama.cpp's allocator; measure: placements to load in turn, 0 for none."""
+
+    dry_run: bool = True
+    measure: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """choice: what --measure tried, if it was asked for."""
+
+    checked: CheckedPlan
+    choice: Choice | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, with what checking it said among its warnings. Of a described machine nothing else was to be expected."""
+        plan, notes = self.checked.plan, self.checked.notes
+        return plan if plan.machine.described else replace(plan, warnings=(*plan.warnings, *notes))
+
+
+def choose_plan(path: Path, wishes: Wishes, machine: Machine | None, means: Means, tell: Tell, mmproj: Path | None = None) -> Chosen:
+    """The plan for `path`. machine: None for the one at hand, which is measured in a process of its own.
+
+    Raises BadInput for a file that is no model, AnswerIsNo when it does not fit, UsageError for a wish that cannot be.
+    """
+    facts = read_facts(path, None, mmproj)
+    here = named(machine or machine_here())
+    if means.measure:
+        choice = measure_plans(facts, wishes, here, means.measure, tell)
+        return Chosen(CheckedPlan(choice.plan, None), choice)
+    known = remembered(facts, wishes, here)
+    if known is not None:
+        return Chosen(check_plan(known) if means.dry_run else CheckedPlan(known, None))
+    return Chosen(checked_plan(facts, wishes, here, dry=means.dry_run))
+
+
+def machine_here() -> Machine:
+    """The machine at hand. Asking a GPU for its memory opens it, which takes some of it for as long as the process lives: a server's
+    lives long, so a child asks."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(probe.machine)
+
+
+def refuse_absent_gpus(plan: Plan) -> None:
+    """A plan for a described machine can be read anywhere, but served only where its GPUs are. Raises MachineLacks."""
+    used = {term.device for term in plan.terms} - {HOST}
+    if plan.machine.described and used:
+        found = len(machine_here().gpus)
+        if found < len(used):
+            message = f"the plan uses {len(used)} GPU{'s' if len(used) > 1 else ''}, llama.cpp finds {found or 'none'} on this machine"
+            raise MachineLacks(message, "leave --vram out to plan for this machine, or say --vram 0; --dry-run only shows the plan")
