@@ -39,7 +39,7 @@ def kernel_weights(name: str, rows: NDArray[np.float64], importance: NDArray[np.
     """How much each squared error counts in the search of ggml's kernel. Source: ggml-quants.c, the function of each type."""
     square = rows * rows
     if importance is None:
-        if name in ("iq4_nl", "iq4_xs", "q6_k"):
+        if name in ("iq4_nl", "iq4_xs", "q6_k", "q3_k"):
             return square
         return root(means(square, 32)) + np.abs(rows) if name in ("q4_k", "q5_k") else np.ones_like(rows)
     if name in ("q6_k", "q8_0", "mxfp4"):

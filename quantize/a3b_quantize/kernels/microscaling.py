@@ -56,7 +56,7 @@ def choose(exponent: Scalar, block: Floats, weight: Floats) -> Scalar:
 
 
 @compiled
-def mxfp4(rows: Floats, importance: Floats, weighted: bool, out: Bytes) -> None:
+def mxfp4(rows: Floats, importance: Floats, weighted: bool, effort: int, out: Bytes) -> None:
     """rows [n, columns], importance [columns] (used when weighted), out [n, columns / 32 * 17]: exponent plus 127, 16 bytes of codes."""
     block, weight, codes = np.zeros(32, np.float32), np.ones(32, np.float32), np.zeros(32, np.uint8)
     for r in range(rows.shape[0]):
