@@ -14,23 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from a3b_gguf.clip_bounds import RECORD, SITES, Bounds, Header, Record, read_bounds
 from a3b_gguf.errors import BadInput
 from a3b_gguf.flows import bounds as flow
 from a3b_gguf.flows.bounds import MARGIN, measure_bounds
 from a3b_gguf.flows.quantize import Options, quantize_file
 from a3b_gguf.gguf_file import read_gguf
-from a3b_quantize.bounds import (
-    RECORD,
-    SITES,
-    Bounds,
-    Header,
-    Record,
-    check_model,
-    file_sha256,
-    model_id,
-    read_bounds,
-    write_bounds,
-)
+from a3b_gguf.model_id import file_sha256, model_id
+from a3b_quantize.bounds import check_model, write_bounds
 from a3b_quantize.measure import measure
 from command import a3b
 from small_gguf import write_arrays
@@ -57,7 +48,7 @@ def test_the_documented_bytes(tmp_path: Path) -> None:
     path = tmp_path / "clip_bounds.bin"
     write_bounds(path, HEADER, RECORDS[:1])
     data = path.read_bytes()
-    assert RECORD.itemsize == 48
+    assert RECORD.size == 48
     assert data[:8] == b"A3BCLIP1"
     length = struct.unpack_from("<I", data, 8)[0]
     assert set(json.loads(data[12 : 12 + length])) == {
@@ -103,6 +94,8 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         (whole.replace(b'"tokens": 512', b'"tokens": "x"'), "its header is not what it must be"),
         (whole[:-46] + b"\x0a" + whole[-45:], "record 1 has site 10"),
         (whole[:-1] + b"\1", "in its last field"),
+        (whole[:-28] + struct.pack("<f", float("nan")) + whole[-24:], "record 1 has a range that is NaN"),
+        (whole[:-28] + struct.pack("<f", -1.0) + whole[-24:], "NaN or negative"),
         (whole[:8] + b"\xff\xff\xff\xff" + whole[12:], "cut off"),
     ):
         path.write_bytes(changed)
@@ -219,3 +212,16 @@ def test_an_older_file_of_another_model_is_mentioned(quantized: dict[str, Path],
     assert "Modell ß" in done.notes[0]
     assert measure_bounds(model).notes == ()
     assert flow.CHILD[1:] == ("-m", "a3b_quantize.measure")
+
+
+def test_ranges_of_a_longer_text_are_kept(quantized: dict[str, Path], tmp_path: Path) -> None:
+    """What `a3b calibrate` wrote into the same folder is not replaced by a short look at another quantization."""
+    model = Path(shutil.copy(quantized["q8_0"], tmp_path / "model.gguf"))
+    path = tmp_path / "clip_bounds.bin"
+    header = replace(HEADER, model_id=model_id(read_gguf(model)), tokens=513)
+    write_bounds(path, header, RECORDS)
+    measured = measure_bounds(model, child("raise SystemExit(1)"))
+    assert measured.path == path
+    assert measured.notes == (f"{path} was kept: it was measured on 513 tokens, this run would use 512",)
+    write_bounds(path, replace(header, tokens=512), RECORDS)
+    assert measure_bounds(model, child("raise SystemExit(1)")).path is None

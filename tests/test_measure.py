@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +15,10 @@ from a3b_gguf.gguf_file import read_gguf
 from a3b_gguf.gguf_model import open_gguf_model
 from a3b_gguf.llama.load import load_model
 from a3b_gguf.llama.params import LoadParams
-from a3b_gguf.llama.watch import N_BATCH, watch
+from a3b_gguf.llama.watch import Node, watching
 from a3b_gguf.metadata import Metadata, u32
-from a3b_quantize.bounds import record
 from a3b_quantize.measure import measure
-from a3b_quantize.sites import Collector
+from a3b_quantize.sites import Sites, experts_by_layer, records
 from small_gguf import llama_metadata, write_arrays
 
 
@@ -31,8 +32,8 @@ def test_every_site_of_the_embedded_model(tiny_bf16: Path) -> None:
     assert count[3, "k_cache", -1] == count[3, "v_cache", -1] == n_tokens * 128
     assert count[0, "residual", -1] == count[3, "residual", -1] == n_tokens * 256
     assert count[1, "down_in", -1] == count[1, "down_out", -1] == n_tokens * 2 * 256
-    for layer in range(4):
-        experts = {each.expert: each for each in found.records if (each.layer, each.site) == (layer, "down_in")}
+    for layer, site in product(range(4), ("down_in", "down_out")):
+        experts = {each.expert: each for each in found.records if (each.layer, each.site) == (layer, site)}
         every = experts.pop(-1)
         assert sum(each.count for each in experts.values()) == every.count
         assert max(each.absmax for each in experts.values()) == every.absmax
@@ -42,38 +43,74 @@ def test_every_site_of_the_embedded_model(tiny_bf16: Path) -> None:
         assert 0 < each.p50 <= each.p99 <= each.p99_9 <= each.p99_99 <= each.absmax < each.sum32 * 32
 
 
+class Kept:
+    """Observer that keeps the values of the nodes with these names."""
+
+    def __init__(self, *names: str) -> None:
+        self.values: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
+
+    def begin(self) -> None:
+        pass
+
+    def wants(self, node: Node) -> bool:
+        return node.name in self.values
+
+    def receive(self, node: Node) -> bool:
+        found = node.values()
+        assert found is not None
+        self.values[node.name].append(found)
+        return True
+
+
 def test_numbers_are_those_of_the_nodes(tiny_bf16: Path) -> None:
-    """One layer's down_in and keys, collected by hand from the same run."""
-    rows: dict[str, list[NDArray[np.float32]]] = {"ffn_moe_swiglu-2": [], "Kcur-3": []}
-    chosen: list[NDArray[np.int32]] = []
-
-    def receive(name: str, values: NDArray[np.float32]) -> None:
-        (chosen if name == "ffn_moe_topk-2" else rows[name]).append(values)  # type: ignore[arg-type]
-
-    file = read_gguf(tiny_bf16)
-    collector = Collector(info.name for info in file.tensors)
-    tokens = list(range(300, 300 + N_BATCH + 20))  # two batches
+    """One layer's down_in, down_out and keys, collected by hand from the same run."""
+    kept = Kept("ffn_moe_swiglu-2", "ffn_moe_down-2", "Kcur-3", "ffn_moe_topk-2")
+    shapes = {info.name: info.shape for info in read_gguf(tiny_bf16).tensors}
+    sites = Sites(shapes, experts_by_layer(shapes))
+    tokens = list(range(300, 384))
     with load_model(tiny_bf16, LoadParams(n_ctx=256)) as model:
-        watch(model, tokens, lambda name: name in ("ffn_moe_topk-2", *rows), receive)
-        watch(model, tokens, collector.wanted, collector.receive)
-    activations = np.concatenate(rows["ffn_moe_swiglu-2"])
-    assert activations.shape == (len(tokens), 2, 256)
-    of_expert_3 = activations[np.concatenate(chosen) == 3]
-    found = {(layer, site, expert): record(layer, site, expert, seen) for layer, site, expert, seen in collector.ordered()}
-    assert found[2, "down_in", -1].absmax == np.abs(activations).max()
-    assert found[2, "down_in", 3].count == of_expert_3.size > 0
-    assert found[2, "down_in", 3].absmax == np.abs(of_expert_3).max()
-    after_rope = [values for values in rows["Kcur-3"] if values.ndim == 3]
+        for observer in (kept, sites):
+            with watching(model, 256, observer, rows=64) as watch:  # two batches
+                watch.run(tokens)
+    chosen = np.concatenate(kept.values["ffn_moe_topk-2"])
+    found = {(each.layer, each.site, each.expert): each for each in records(sites.histograms)}
+    for node, site in (("ffn_moe_swiglu-2", "down_in"), ("ffn_moe_down-2", "down_out")):
+        values = np.concatenate(kept.values[node])
+        assert values.shape == (len(tokens), 2, 256)
+        of_expert_3 = values[chosen == 3]
+        assert found[2, site, -1].absmax == np.abs(values).max()
+        assert found[2, site, 3].count == of_expert_3.size > 0
+        assert found[2, site, 3].absmax == np.abs(of_expert_3).max()
+    after_rope = [values for values in kept.values["Kcur-3"] if values.ndim == 3]
     assert len(after_rope) == 2
     assert found[3, "k_cache", -1].absmax == max(np.abs(values).max() for values in after_rope)
 
 
-def test_a_failing_receiver_ends_the_run(tiny_bf16: Path) -> None:
-    def receive(name: str, values: NDArray[np.float32]) -> None:
-        raise KeyError(name)
+def test_a_graph_may_end_early(tiny_bf16: Path) -> None:
+    """Behind the node whose receiver says no, nothing is computed; the next batch starts afresh."""
 
-    with load_model(tiny_bf16, LoadParams(n_ctx=256)) as model, pytest.raises(KeyError, match="l_out-0"):
-        watch(model, [1, 2, 3], lambda name: name.startswith("l_out"), receive)
+    class Stops(Kept):
+        def receive(self, node: Node) -> bool:
+            super().receive(node)
+            return node.name != "l_out-1"
+
+    stops = Stops("l_out-0", "l_out-1", "l_out-2", "result_output")
+    with load_model(tiny_bf16, LoadParams(n_ctx=256)) as model, watching(model, 256, stops, rows=32) as watch:
+        watch.run(range(300, 364))
+    assert {name: len(values) for name, values in stops.values.items()} == {"l_out-0": 2, "l_out-1": 2, "l_out-2": 0, "result_output": 0}
+
+
+def test_a_failing_receiver_ends_the_run(tiny_bf16: Path) -> None:
+    class Fails(Kept):
+        def receive(self, node: Node) -> bool:
+            raise KeyError(node.name)
+
+    with (
+        load_model(tiny_bf16, LoadParams(n_ctx=256)) as model,
+        watching(model, 256, Fails("l_out-0", "l_out-1")) as watch,
+        pytest.raises(KeyError, match="l_out-0"),
+    ):
+        watch.run([1, 2, 3])
 
 
 def random_llama(path: Path, tiny_bf16: Path, experts: int) -> Path:

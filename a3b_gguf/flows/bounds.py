@@ -11,11 +11,14 @@ from pathlib import Path
 
 import psutil
 
+from a3b_gguf.clip_bounds import FILE_NAME, read_bounds
 from a3b_gguf.errors import A3BError
 from a3b_gguf.gguf_file import read_gguf
+from a3b_gguf.model_id import model_id
 from a3b_gguf.split import read_parts
 from a3b_gguf.units import MIB, human_bytes
-from a3b_quantize.bounds import FILE_NAME, beside, check_model, read_bounds
+from a3b_quantize.bounds import beside, check_model
+from a3b_quantize.measure import MAX_TOKENS
 
 CHILD = (sys.executable, "-m", "a3b_quantize.measure")
 MARGIN = 512 * MIB  # context, activations and histograms of the run, generously
@@ -35,6 +38,8 @@ def measure_bounds(
 ) -> Measured:
     """Runs `child` on the GGUF at `model` and writes clip_bounds.bin beside it. Never raises for what the run itself does wrong."""
     output = beside(model)
+    if kept := _better(output, model):
+        return Measured(output, (kept,))
     stranger = _whose(output, model)
     size, free = sum(part.file_size for part in read_parts(model)), free_bytes()
     if size + MARGIN > free:
@@ -45,6 +50,17 @@ def measure_bounds(
     if done.returncode:
         return _without(f"the measuring run {_end(done.returncode)}: {_last_words(done.stderr)}", stranger)
     return Measured(output, (f"an older file was replaced: {stranger}",) if stranger else ())
+
+
+def _better(output: Path, model: Path) -> str:
+    """What to say about an existing `output` that was measured on this model with more text, as `a3b calibrate` does; "" else."""
+    try:
+        header = read_bounds(output).header if output.exists() else None
+        if header is None or header.tokens <= MAX_TOKENS or header.model_id != model_id(read_gguf(model)):
+            return ""
+    except A3BError:
+        return ""
+    return f"{output} was kept: it was measured on {header.tokens:,} tokens, this run would use {MAX_TOKENS}"
 
 
 def _without(why: str, stranger: str) -> Measured:

@@ -15,62 +15,85 @@ SHIFT = 23 - MANTISSA_BITS
 LOWEST = (127 - 32) << MANTISSA_BITS  # the shifted bits of 2^-32
 N_BINS = (64 << MANTISSA_BITS) + 1  # bin 0: zero and everything below 2^-32
 MAX_ERROR = 2.0 ** -(MANTISSA_BITS + 1)
-GROUP = 32  # values of a Q8_1 block, whose sum is kept in F16
 
 
 class Histogram:
-    """Owns the bins. count: finite values; non_finite: the others, which are in no other number; sum32: largest |sum over 32|."""
+    """Owns the counts of one or several owners (the experts of a layer). What it says is of all of them together; see `part`.
 
-    __slots__ = ("absmax", "bins", "non_finite", "sum32")
+    counts: int64 [owners, N_BINS + 1], the last column counts what is not finite; largest: float32 [owners], the largest magnitude;
+    sums: float64 [owners], the largest |sum over 32 neighbouring channels|.
+    """
 
-    def __init__(self) -> None:
-        self.bins = np.zeros(N_BINS, np.int64)
-        self.non_finite = 0
-        self.absmax = 0.0
-        self.sum32 = 0.0
+    __slots__ = ("counts", "largest", "sums")
+
+    def __init__(self, owners: int = 1) -> None:
+        self.counts = np.zeros((owners, N_BINS + 1), np.int64)
+        self.largest = np.zeros(owners, np.float32)
+        self.sums = np.zeros(owners, np.float64)
+
+    @property
+    def bins(self) -> NDArray[np.int64]:
+        """How many magnitudes fell into each bin, [N_BINS]."""
+        summed: NDArray[np.int64] = self.counts[:, :-1].sum(axis=0)
+        return summed
 
     @property
     def count(self) -> int:
-        return int(self.bins.sum())
+        """Finite values."""
+        return int(self.counts[:, :-1].sum())
 
-    def add(self, values: NDArray[np.float32]) -> None:
-        """Counts float32 values [..., channels]. Sums are taken over 32 neighbouring channels of a row, the last group may be short."""
-        finite = np.isfinite(values)
-        n_bad = int(values.size - np.count_nonzero(finite))
-        if n_bad:
-            self.non_finite += n_bad
-            values = np.where(finite, values, np.float32(0))
-        magnitude = np.abs(values)
-        shifted = (np.ascontiguousarray(magnitude).reshape(-1).view(np.uint32) >> SHIFT).astype(np.int64)
-        counted = np.bincount(np.clip(shifted - (LOWEST - 1), 0, N_BINS - 1), minlength=N_BINS)
-        counted[0] -= n_bad
-        self.bins += counted
-        if magnitude.size:
-            self.absmax = max(self.absmax, float(magnitude.max()))
-            self.sum32 = max(self.sum32, _largest_sum(values))
+    @property
+    def non_finite(self) -> int:
+        """The others, which are in no other number."""
+        return int(self.counts[:, -1].sum())
+
+    @property
+    def absmax(self) -> float:
+        return float(self.largest.max())
+
+    @property
+    def sum32(self) -> float:
+        return float(self.sums.max())
+
+    def part(self, owner: int) -> Histogram:
+        """A view of one owner."""
+        one = Histogram.__new__(Histogram)
+        at = slice(owner, owner + 1)
+        one.counts, one.largest, one.sums = self.counts[at], self.largest[at], self.sums[at]
+        return one
+
+    def owners(self) -> list[int]:
+        """Owners that saw anything."""
+        return [int(owner) for owner in np.flatnonzero(self.counts.any(axis=1))]
+
+    def add(self, values: NDArray[np.float32], owners: NDArray[np.int32] | None = None) -> None:
+        """Counts float32 values [..., channels]. owners: whose a row is, one for each row of values; without it, the first owner's.
+
+        Sums are taken over 32 neighbouring channels of a row, the last group may be short.
+        """
+        from a3b_quantize.accumulate import count_rows  # numba: a third of a second
+
+        if not values.size:
+            return
+        rows = np.ascontiguousarray(values).reshape(-1, values.shape[-1])
+        if owners is None:
+            owners = np.zeros(len(rows), np.int32)
+        count_rows(rows, np.ascontiguousarray(owners, np.int32).reshape(-1), self.counts, self.largest, self.sums, (SHIFT, LOWEST))
 
     def merge(self, other: Histogram) -> None:
-        """Adds what `other` has seen."""
-        self.bins += other.bins
-        self.non_finite += other.non_finite
-        self.absmax = max(self.absmax, other.absmax)
-        self.sum32 = max(self.sum32, other.sum32)
+        """Adds what `other`, with as many owners, has seen."""
+        self.counts += other.counts
+        np.maximum(self.largest, other.largest, out=self.largest)
+        np.maximum(self.sums, other.sums, out=self.sums)
 
     def percentile(self, fraction: float) -> float:
         """The magnitude that `fraction` of the values do not exceed (numpy's method "inverted_cdf"), within MAX_ERROR; 0 when empty."""
-        total = self.count
+        bins = self.bins
+        total = int(bins.sum())
         if not total:
             return 0.0
-        index = int(np.searchsorted(np.cumsum(self.bins), np.ceil(fraction * total)))
+        index = int(np.searchsorted(np.cumsum(bins), np.ceil(fraction * total)))
         return min(_middle(index), self.absmax)
-
-
-def _largest_sum(values: NDArray[np.float32]) -> float:
-    """Largest |sum| over groups of 32 channels. In float64: the sum is what may overflow F16, not what may overflow here."""
-    n_cols = values.shape[-1]
-    rows = values.reshape(-1, n_cols)
-    starts = np.arange(0, n_cols, GROUP)
-    return float(np.abs(np.add.reduceat(rows, starts, axis=1, dtype=np.float64)).max())
 
 
 def _middle(index: int) -> float:

@@ -15,44 +15,50 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
+from a3b_gguf.clip_bounds import Bounds, Header
 from a3b_gguf.errors import A3BError, BadInput
 from a3b_gguf.gguf_file import GGUFFile
 from a3b_gguf.llama.load import load_model
 from a3b_gguf.llama.log import LlamaLog
 from a3b_gguf.llama.params import LoadParams
 from a3b_gguf.llama.vocab import Vocab
-from a3b_gguf.llama.watch import watch
+from a3b_gguf.llama.watch import watching
+from a3b_gguf.model_id import file_sha256, model_id
 from a3b_gguf.split import read_parts
-from a3b_quantize.bounds import Bounds, Header, file_sha256, model_id, record, write_bounds
-from a3b_quantize.sites import Collector
+from a3b_quantize.bounds import write_bounds
+from a3b_quantize.sites import Sites, experts_by_layer, records
 
 DATA_NAME = "a3b built-in text"
 MAX_TOKENS = 512
+ROWS = 64  # tokens in a batch: little memory beside a model that may only just fit
 
 
 def measure(path: Path, n_threads: int = 1) -> Bounds:
     """Decodes the built-in text, at most MAX_TOKENS of it, with the model at `path`, and returns the ranges that were seen."""
     text = (files("a3b_quantize") / "sample.txt").read_text(encoding="utf-8")
     file, *others = read_parts(path)
-    collector = Collector(info.name for part in (file, *others) for info in part.tensors)
+    shapes = {info.name: info.shape for part in (file, *others) for info in part.tensors}
+    sites = Sites(shapes, experts_by_layer(shapes))
     with load_model(path, LoadParams(n_ctx=MAX_TOKENS)) as model:
         tokens = Vocab(model).tokenize(text, parse_special=True)[:MAX_TOKENS]
-        watch(model, tokens, collector.wanted, collector.receive, n_threads)
-    if not collector.histograms:
+        with watching(model, MAX_TOKENS, sites, n_threads, ROWS) as watch:
+            watch.run(tokens)
+    if not sites.histograms:
         raise BadInput(f"{path}: its graph has none of the nodes that are measured", f"architecture {file.architecture} is not known here")
-    records = tuple(record(layer, site, expert, seen) for layer, site, expert, seen in collector.ordered())
-    return Bounds(_header(file, len(tokens), text), records)
+    header = header_for(file, len(tokens), DATA_NAME, hashlib.sha256(text.encode()).hexdigest())
+    return Bounds(header, records(sites.histograms))
 
 
-def _header(file: GGUFFile, n_tokens: int, text: str) -> Header:
+def header_for(file: GGUFFile, n_tokens: int, data_name: str, data_sha256: str) -> Header:
+    """The header of a measurement of `file`."""
     return Header(
         model=str(file.get("general.name", file.path.stem)),
         architecture=file.architecture,
         model_id=model_id(file),
         file_sha256=file_sha256(file),
         tokens=n_tokens,
-        data_name=DATA_NAME,
-        data_sha256=hashlib.sha256(text.encode()).hexdigest(),
+        data_name=data_name,
+        data_sha256=data_sha256,
         versions={"a3b": version("a3b"), "llama-cpp-python": version("llama-cpp-python")},
     )
 

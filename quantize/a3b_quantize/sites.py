@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from a3b_gguf.clip_bounds import ALL_EXPERTS, SITES, Record
+from a3b_gguf.llama.watch import Node
 from a3b_gguf.roles import layer_of, recurrent_layers
-from a3b_quantize.bounds import ALL_EXPERTS, SITES
+from a3b_quantize.bounds import record
 from a3b_quantize.histogram import Histogram
 
 # Node name -> site. Source: the `cb` calls of src/models/{qwen35moe,qwen3next,qwen3moe,llama}.cpp and src/llama-graph.cpp
@@ -22,19 +24,28 @@ DENSE_NODES = {f"ffn_{act}": "down_in" for act in ("swiglu", "silu", "geglu", "g
 TOPK = "ffn_moe_topk"
 # Nodes whose name is first given to what goes into them, before RoPE: the last one of a batch is what the cache gets.
 LAST_WINS = ("k_cache", "v_cache")
+BY_EXPERT = ("down_in", "down_out")
 NODE = re.compile(r"(\w+)-(\d+)")
 
+Ranges = Mapping[tuple[int, str], Histogram]
 
-class Collector:
-    """Owns a histogram for each (layer, site, expert) that was seen. `receive` takes nodes as `a3b_gguf.llama.watch` gives them."""
 
-    def __init__(self, tensor_names: Iterable[str]) -> None:
-        names = list(tensor_names)
-        self.recurrent = recurrent_layers(names)
-        self.with_experts = frozenset(layer_of(name) for name in names if "_exps." in name)
-        self.histograms: dict[tuple[int, str, int], Histogram] = {}
+class Sites:
+    """Observer. Owns a histogram for each (layer, site) that was seen, with one part for each expert where the site has experts.
+
+    n_experts: by layer, of layers that have routed experts; last: the node behind which nothing is measured.
+    """
+
+    def __init__(self, tensor_names: Iterable[str], n_experts: Mapping[int, int]) -> None:
+        self.recurrent = recurrent_layers(tensor_names)
+        self.n_experts = n_experts
+        self.histograms: dict[tuple[int, str], Histogram] = {}
         self._last: dict[tuple[int, str], NDArray[np.float32]] = {}
         self._experts: dict[int, NDArray[np.int32]] = {}
+
+    def begin(self) -> None:
+        self._last.clear()
+        self._experts.clear()
 
     def site(self, node: str) -> tuple[int, str] | None:
         """Layer and site (or TOPK) of a node, None when it is of no interest."""
@@ -42,48 +53,62 @@ class Collector:
         if not match:
             return None
         name, layer = match[1], int(match[2])
-        nodes = EXPERT_NODES | {TOPK: TOPK} if layer in self.with_experts else DENSE_NODES
-        found = NODES.get(name) or nodes.get(name)
+        found = NODES.get(name)
+        if found is None:
+            found = TOPK if name == TOPK else (EXPERT_NODES if layer in self.n_experts else DENSE_NODES).get(name)
         if found == "attn_in" and layer in self.recurrent:
             found = "ssm_in"
         return None if found is None else (layer, found)
 
-    def wanted(self, node: str) -> bool:
-        return self.site(node) is not None
+    def wants(self, node: Node) -> bool:
+        return self.site(node.name) is not None
 
-    def receive(self, node: str, values: NDArray[np.float32] | NDArray[np.int32]) -> None:
-        found = self.site(node)
-        if found is None:
-            return
+    def receive(self, node: Node) -> bool:
+        found, values = self.site(node.name), node.values()
+        if found is None or values is None:
+            return True
         layer, site = found
         if values.dtype == np.int32:
-            self._experts[layer] = values.astype(np.int32)
+            self._experts[layer] = values.reshape(-1)
         elif site in LAST_WINS:
-            self._last[layer, site] = values.astype(np.float32)
+            self._last[found] = values
+        elif site in BY_EXPERT and layer in self._experts:
+            # [tokens, experts used, channels], or without tokens when there is one
+            self._of(found, self.n_experts[layer]).add(values, self._experts[layer])
         else:
-            self._add(layer, site, ALL_EXPERTS, values.astype(np.float32))
-            if site == "down_in" and layer in self._experts:
-                self._add_experts(layer, site, values.astype(np.float32))
+            self._of(found).add(values)
         if site == "residual":
             self._flush(layer)
+        return True
 
-    def _add(self, layer: int, site: str, expert: int, values: NDArray[np.float32]) -> None:
-        self.histograms.setdefault((layer, site, expert), Histogram()).add(values)
-
-    def _add_experts(self, layer: int, site: str, values: NDArray[np.float32]) -> None:
-        """values: [tokens, experts used, channels], or without tokens when there is one."""
-        chosen = self._experts.pop(layer).reshape(-1)
-        rows = values.reshape(len(chosen), values.shape[-1])
-        for expert in np.unique(chosen):
-            self._add(layer, site, int(expert), rows[chosen == expert])
+    def _of(self, site: tuple[int, str], owners: int = 1) -> Histogram:
+        if site not in self.histograms:
+            self.histograms[site] = Histogram(owners)
+        return self.histograms[site]
 
     def _flush(self, layer: int) -> None:
         """The layer is through: what it left last under a name that wins late is final."""
         for site in LAST_WINS:
             if (layer, site) in self._last:
-                self._add(layer, site, ALL_EXPERTS, self._last.pop((layer, site)))
+                self._of((layer, site)).add(self._last.pop((layer, site)))
 
-    def ordered(self) -> list[tuple[int, str, int, Histogram]]:
-        """Everything seen, by layer, site and expert."""
-        keys = sorted(self.histograms, key=lambda key: (key[0], SITES.index(key[1]), key[2]))
-        return [(*key, self.histograms[key]) for key in keys]
+
+def experts_by_layer(shapes: Mapping[str, tuple[int, ...]]) -> dict[int, int]:
+    """How many routed experts each layer has, told from the shapes of the tensors, row-major."""
+    found: dict[int, int] = {}
+    for name, shape in shapes.items():
+        layer = layer_of(name)
+        if "_exps." in name and layer is not None and len(shape) == 3:
+            found[layer] = shape[0]
+    return found
+
+
+def records(ranges: Ranges) -> tuple[Record, ...]:
+    """Everything seen, by layer, site and expert."""
+    found: list[Record] = []
+    for layer, site in sorted(ranges, key=lambda key: (key[0], SITES.index(key[1]))):
+        seen = ranges[layer, site]
+        found.append(record(layer, site, ALL_EXPERTS, seen))
+        if len(seen.counts) > 1:
+            found += [record(layer, site, owner, seen.part(owner)) for owner in seen.owners()]
+    return tuple(found)
