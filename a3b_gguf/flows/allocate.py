@@ -1,0 +1,300 @@
+"""`a3b quantize --target-size | --target-bpw`: the best type for each tensor that fits, as a policy that is written beside the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from a3b_gguf.errors import AnswerIsNo, UsageError
+from a3b_gguf.flows.measure_sensitivity import sensitivities, weighting
+from a3b_gguf.flows.quantize_options import Options, check_flags
+from a3b_gguf.flows.quantize_plan import Prepared, Source, default_output, open_source, prepare_with
+from a3b_gguf.gguf_file import DEFAULT_ALIGNMENT
+from a3b_gguf.tensors import TYPES
+from a3b_gguf.units import human_bytes
+from a3b_quantize.allocate import CANDIDATES, Chosen, Unit, allowed, choose, grouped, largest, smallest, unit
+from a3b_quantize.assign import Assignment
+from a3b_quantize.decide import match
+from a3b_quantize.overrides import override_rules
+from a3b_quantize.policy import Policy, choose_policy, recipe_policy
+from a3b_quantize.policy_file import Recipe, write_policy
+from a3b_quantize.recipe import names
+from a3b_quantize.rule import Rule
+from a3b_quantize.sampling_errors import relative_errors, take_sample
+from a3b_quantize.sensitivity import Sensitivities
+
+DEFAULT_BASE = "iq4_nl"
+SUFFIX = ".policy.toml"
+
+Tell = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """How large the result may be: n_bytes of all files, or bits_per_weight of all tensors; the other is None.
+
+    sensitivity: auto, measure or table. candidates: types to choose from; data: texts to measure sensitivity on, as for calibration.
+    """
+
+    n_bytes: int | None = None
+    bits_per_weight: float | None = None
+    sensitivity: str = "auto"
+    candidates: tuple[str, ...] = CANDIDATES
+    data: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What was chosen. loss: predicted mean KL divergence in nats, good for comparing when `measured` is false; base_loss: of `base`.
+
+    policy: where the choice stands as TOML, None in a dry run. smallest, largest: bytes that can be asked for.
+    """
+
+    n_bytes: int
+    loss: float
+    base: str
+    base_bytes: int
+    base_loss: float
+    smallest: int
+    largest: int
+    measured: bool
+    how: str
+    policy: Path | None
+    notes: tuple[str, ...]
+
+
+def check_target(target: Target) -> None:
+    """Raises UsageError for a target that is none."""
+    if target.n_bytes is not None and target.bits_per_weight is not None:
+        raise UsageError("--target-size and --target-bpw exclude each other", "give one of them")
+    if target.bits_per_weight is not None and not 0.5 < target.bits_per_weight < 64:
+        raise UsageError(f"--target-bpw: {target.bits_per_weight} bits a weight cannot be", "write it like 4.3")
+    if target.sensitivity not in ("auto", "measure", "table"):
+        raise UsageError(f"--sensitivity: there is no {target.sensitivity!r}", "known: auto, measure, table")
+    unknown = [name for name in target.candidates if name not in TYPES or TYPES[name].is_float]
+    if unknown:
+        raise UsageError(f"--candidates: {unknown[0]!r} is no type to choose", f"the default: {','.join(CANDIDATES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A source, and what each tensor that may change its type loses with each candidate: `losses` by tensor and type.
+
+    groups: tensors that share a type; pinned: tensors whose type a flag names; standard: what the recipe `base` gives.
+    """
+
+    source: Source
+    options: Options
+    base: Policy
+    standard: tuple[Assignment, ...]
+    pinned: frozenset[str]
+    groups: tuple[tuple[Assignment, ...], ...]
+    losses: Mapping[str, Mapping[str, float]]
+    found: Sensitivities
+
+
+def prepare_allocated(
+    path: Path, output: Path | None, options: Options, target: Target, write: bool, shown: Callable[[str], Tell] | None = None
+) -> tuple[Prepared, Allocation]:
+    """Opens the source, weighs every type for every tensor, chooses, and prepares the writing. write: also write the policy's file.
+
+    Raises AnswerIsNo when the smallest choice is larger than the target, and says how large it is.
+    """
+    check_target(target)
+    weighed = weigh(path, options, target, shown)
+    return fit_target(weighed, output or default_output(path, replace(weighed.base, name=_name(target))), target, write)
+
+
+def weigh(path: Path, options: Options, target: Target, shown: Callable[[str], Tell] | None = None) -> Weighed:
+    """Everything that does not depend on how large the target is: with it, one more budget takes no time."""
+    options = _checked(options)
+    base = choose_policy(options.choice)
+    check_flags(options)
+    source = open_source(path, options, base)
+    tell = shown or (lambda what: lambda done, total: None)
+    standard = base.assign(source.model, source.weights is not None).assignments
+    pinned = _pinned(base, source)
+    groups = grouped(standard, pinned)
+    if not groups:
+        raise UsageError(f"{base.name} quantizes no tensor of {path}", "choose another --type")
+    found = sensitivities(source, groups, options, target.sensitivity, target.data, tell("measure sensitivity"))
+    known = tuple(group for group in groups if all(found.of(each.name) is not None for each in group))  # others keep the recipe's type
+    losses = _losses(source, known, found, options, target, tell("weigh types"))
+    return Weighed(source, options, base, standard, pinned, known, losses, found)
+
+
+def fit_target(weighed: Weighed, output: Path, target: Target, write: bool) -> tuple[Prepared, Allocation]:
+    """The choice of least loss for one target. Raises AnswerIsNo when the smallest choice is larger."""
+    units = [_unit(weighed, group, target) for group in weighed.groups]
+    as_base = prepare_with(weighed.source, weighed.base, output, weighed.options)
+    rest = _rest(as_base, {each.name for group in weighed.groups for each in group}, target)
+    sized = _Sized(weighed, output, rest, target)
+    chosen, prepared = sized.fit(units)
+    allocation = Allocation(
+        n_bytes=_total(prepared),
+        loss=chosen.loss,
+        base=weighed.base.name,
+        base_bytes=_total(as_base),
+        base_loss=sum(weighed.losses[each.name][each.type.name] for group in weighed.groups for each in group),
+        smallest=sized.at(smallest(units)),
+        largest=sized.at(largest(units)),
+        measured=weighed.found.measured,
+        how=weighed.found.how,
+        policy=output.with_name(output.name.removesuffix(".gguf") + SUFFIX) if write else None,
+        notes=_notes(sized, units),
+    )
+    if allocation.policy is not None:
+        write_policy(allocation.policy, sized.recipe(chosen, whole=True))
+    return prepared, allocation
+
+
+def _checked(options: Options) -> Options:
+    """Options that leave the types to the allocation. Raises UsageError for flags that would choose them."""
+    if options.stock or options.pure or options.policy:
+        raise UsageError("--stock, --pure and --policy choose the types themselves", "leave them out, or --target-size and --target-bpw")
+    name = (options.type_name or DEFAULT_BASE).lower()
+    if name not in names():
+        raise UsageError(
+            f"--type {options.type_name}: with a target it must be a recipe, which says what stays a float", f"known: {', '.join(names())}"
+        )
+    return replace(options, type_name=name)
+
+
+def _pinned(base: Policy, source: Source) -> frozenset[str]:
+    """Tensors whose type a flag names: they keep it."""
+    decided = match(source.model, base.rules).types
+    return frozenset(name for name, rule in decided.items() if rule.where.startswith("--"))
+
+
+def _losses(
+    source: Source, groups: Sequence[Sequence[Assignment]], found: Sensitivities, options: Options, target: Target, tell: Tell
+) -> Mapping[str, Mapping[str, float]]:
+    """By tensor and type, the recipe's own type among them. Raises UsageError when no candidate fits a tensor's rows."""
+    tensors = {tensor.name: tensor for tensor in source.model.tensors}
+    losses = {}
+    for number, group in enumerate(groups):
+        kinds = allowed(group, target.candidates, _weighted(source, group))
+        if not kinds:
+            raise UsageError(f"--candidates: no type fits the rows of {group[0].name}", "add q8_0 or iq4_nl")
+        for each in group:
+            wanted = [*kinds, *(() if each.type in kinds else (each.type,))]
+            errors = relative_errors(take_sample(tensors[each.name], *weighting(source, each.name)), wanted, options.encoding)
+            losses[each.name] = {name: (found.of(each.name) or 0.0) * error for name, error in errors.items()}
+        tell(number + 1, len(groups))
+    return losses
+
+
+def _weighted(source: Source, group: Sequence[Assignment]) -> bool:
+    """Whether importance is known of every tensor of a unit."""
+    return all(each.name in source.importance for each in group)
+
+
+def _unit(weighed: Weighed, group: Sequence[Assignment], target: Target) -> Unit:
+    kinds = allowed(group, target.candidates, _weighted(weighed.source, group))
+    options = {kind.name: sum(weighed.losses[each.name][kind.name] for each in group) for kind in kinds}
+    return unit(group, options, int if target.n_bytes is None else _padded)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sized:
+    """Turns a budget for the whole output into one for the units, exactly, by laying the files out."""
+
+    weighed: Weighed
+    output: Path
+    rest: int
+    target: Target
+
+    @property
+    def n_weights(self) -> int:
+        return sum(each.n_weights for each in self.weighed.standard)
+
+    @property
+    def asked(self) -> str:
+        return f"{self.target.n_bytes:,} bytes" if self.target.n_bytes is not None else f"{self.target.bits_per_weight:g} bits a weight"
+
+    def fit(self, units: Sequence[Unit]) -> tuple[Chosen, Prepared]:
+        """The best choice whose files are not larger than the target. Raises AnswerIsNo when there is none."""
+        budget = self._tensor_budget(units)
+        for _ in range(4):  # the header may differ by the length of a name
+            if budget < smallest(units):
+                raise self._impossible(units)
+            chosen = choose(units, budget)
+            policy = self._policy(self.recipe(chosen))
+            prepared = prepare_with(self.weighed.source, policy, self.output, self.weighed.options)
+            over = 0 if self.target.n_bytes is None else _total(prepared) - self.target.n_bytes
+            if over <= 0:
+                return chosen, prepared
+            budget = min(budget, chosen.n_bytes) - over
+        raise self._impossible(units)
+
+    def at(self, unit_bytes: int) -> int:
+        """Bytes of the output when the units take `unit_bytes`; of its tensors for a target in bits a weight."""
+        return unit_bytes + self.rest
+
+    def _tensor_budget(self, units: Sequence[Unit]) -> int:
+        if self.target.n_bytes is not None:
+            return self.target.n_bytes - self.rest
+        assert self.target.bits_per_weight is not None
+        return int(self.target.bits_per_weight * self.n_weights / 8) - self.rest
+
+    def _impossible(self, units: Sequence[Unit]) -> AnswerIsNo:
+        least = self.at(smallest(units))
+        if self.target.n_bytes is not None:
+            would = f"--target-size {least} would work ({human_bytes(least)})"
+        else:
+            would = f"--target-bpw {np.ceil(8e4 * least / self.n_weights) / 1e4:.4f} would work"
+        types = ",".join(self.target.candidates)
+        return AnswerIsNo(
+            f"{self.asked} are too few: with the types {types} the smallest is {least:,} bytes", f"{would}; or add a type with --candidates"
+        )
+
+    def recipe(self, chosen: Chosen, whole: bool = False) -> Recipe:
+        """The choice as a policy; with `whole` the tensors in it whose type a flag named, which otherwise come from the flags."""
+        standard, pinned = self.weighed.standard, self.weighed.pinned
+        named = {each.name: each.type for each in standard if each.name in pinned and each.type != each.source} if whole else {}
+        roles = {each.name: each.role for each in standard}
+        by_type: dict[tuple[str, str], list[str]] = {}
+        for name, kind in {**chosen.types, **named}.items():
+            by_type.setdefault((roles[name], kind.name), []).append(name)
+        rules = tuple(
+            Rule("allocation", names=tuple(listed), type=TYPES[kind], why=f"allocated for {self.asked}")
+            for (_, kind), listed in by_type.items()
+        )
+        about = f"Allocated for {self.asked}; predicted loss {chosen.loss:.6f} nats, sensitivity {self.weighed.found.how}"
+        return Recipe(_name(self.target), about, "", rules, self.weighed.options.type_name or DEFAULT_BASE)
+
+    def _policy(self, recipe: Recipe) -> Policy:
+        policy, flags = recipe_policy(recipe), override_rules(self.weighed.options.tensor_types, self.weighed.options.group_sizes)
+        return replace(policy, rules=(*flags, *policy.rules), overrides=tuple(rule.where.lstrip("-") for rule in flags))
+
+
+def _rest(as_base: Prepared, in_units: set[str], target: Target) -> int:
+    """Bytes of the output besides the units': the header and the other tensors; for a target in bits a weight the tensors alone."""
+    if target.n_bytes is None:
+        return sum(each.nbytes for each in as_base.assignments if each.name not in in_units)
+    return _total(as_base) - sum(_padded(each.nbytes) for each in as_base.assignments if each.name in in_units)
+
+
+def _notes(sized: _Sized, units: Sequence[Unit]) -> tuple[str, ...]:
+    most = sized.at(largest(units))
+    wanted = sized.target.n_bytes
+    if wanted is None:
+        wanted = int((sized.target.bits_per_weight or 0) * sized.n_weights / 8)
+    if wanted <= most:
+        return ()
+    return (f"{sized.asked} are more than the largest choice takes ({most:,} bytes): every tensor got the type that loses least",)
+
+
+def _name(target: Target) -> str:
+    return f"{target.bits_per_weight:g}bpw" if target.n_bytes is None else human_bytes(target.n_bytes).replace(" ", "")
+
+
+def _total(prepared: Prepared) -> int:
+    return sum(file.n_bytes for file in prepared.files)
+
+
+def _padded(n_bytes: int) -> int:
+    return -(-n_bytes // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT

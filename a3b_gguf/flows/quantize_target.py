@@ -1,0 +1,66 @@
+"""`a3b quantize --target-size | --target-bpw` from end to end: allocate, then as any other quantization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from a3b_gguf.flows.allocate import Target, Tell, prepare_allocated
+from a3b_gguf.flows.bounds import Measured, measure_bounds
+from a3b_gguf.flows.quantize import Quantized, planned, run
+from a3b_gguf.flows.quantize_options import Options
+from a3b_gguf.gguf_write import Progress
+from a3b_quantize.kernels import make_ready
+
+
+def quantize_to_target(
+    source: Path,
+    output: Path | None,
+    options: Options,
+    target: Target,
+    progress: Callable[[], AbstractContextManager[Progress | None]] = nullcontext,
+    measure: Callable[[Path], Measured] = measure_bounds,
+    say: Callable[[str], None] | None = None,
+) -> Quantized:
+    """As `quantize_file`, with the types that lose least in the target's bytes. Writes the policy beside the output.
+
+    progress: opened when the writing begins, so that its rate is that of writing.
+    """
+    ready(options, target, say)
+    prepared, allocation = prepare_allocated(source, output, options, target, write=True, shown=_steps(say))
+    with progress() as tell:
+        return replace(run(prepared, options, tell, measure, say), allocation=allocation)
+
+
+def plan_to_target(
+    source: Path, output: Path | None, options: Options, target: Target, say: Callable[[str], None] | None = None
+) -> Quantized:
+    """The same without writing: types, exact size and predicted loss."""
+    ready(options, target, say)
+    prepared, allocation = prepare_allocated(source, output, options, target, write=False, shown=_steps(say))
+    return replace(planned(prepared), allocation=allocation)
+
+
+def ready(options: Options, target: Target, say: Callable[[str], None] | None) -> None:
+    """Compiles the kernels that weighing needs; `say` is told before."""
+    if options.encoder == "fast":
+        make_ready(set(target.candidates), say or (lambda text: None))
+
+
+def _steps(say: Callable[[str], None] | None) -> Callable[[str], Tell]:
+    """Tells of each step every tenth of the way."""
+
+    def begin(what: str) -> Tell:
+        told = [0]
+
+        def tell(done: int, total: int) -> None:
+            tenth = 10 * done // total
+            if say is not None and tenth > told[0]:
+                told[0] = tenth
+                say(f"{what}: {10 * tenth} %, {done} of {total} tensors")
+
+        return tell
+
+    return begin
