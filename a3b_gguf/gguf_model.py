@@ -67,6 +67,8 @@ def to_float32(data: bytes | memoryview, kind: GGMLType) -> NDArray[np.float32]:
         return np.frombuffer(data, np.float16).astype(np.float32)
     if kind.name == "bf16":
         return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    if kind.name == "f64":
+        return np.frombuffer(data, np.float64).astype(np.float32)
     import gguf  # costs a quarter of a second, and only requantizing needs it
 
     blocks = np.frombuffer(data, np.uint8).reshape(-1, kind.block_bytes)

@@ -13,7 +13,7 @@ import pytest
 from a3b_gguf.errors import BadInput, MachineLacks, UsageError
 from a3b_gguf.llama.ggml import NOT_WRITABLE, WRITABLE, quantize_chunk, requires_importance, validate
 from a3b_gguf.llama.symbols import ggml_function
-from a3b_gguf.llama.watch import GGMLTensor, read_tensor
+from a3b_gguf.llama.watch import GGMLTensor, Node, Reader
 from a3b_gguf.tensors import TYPES, GGMLType
 
 # gguf-py 0.19 gives Q8_1 a scale and a sum of 4 bytes each, which ggml stores in 2, and does not know Q2_0.
@@ -175,10 +175,16 @@ def test_layout_of_ggml_tensor(arena: int) -> None:
     view = ggml_function("ggml_view_1d", pointer, [pointer, pointer, i64, size])(arena, address, 32, 68)
     seen = GGMLTensor.from_address(view)
     assert (seen.view_src, seen.view_offs, seen.src[0], seen.data) == (address, 68, address, tensor.data + 68)
+    product = ggml_function("ggml_mul_mat", pointer, [pointer, pointer, pointer])
+    columns = ggml_function("ggml_new_tensor_2d", pointer, [pointer, ctypes.c_int, i64, i64])
+    node = Node(product(arena, columns(arena, 0, 64, 7), columns(arena, 0, 64, 2)), Reader())
+    assert (node.op, node.shape, node.source(0).shape, node.source(1).shape) == ("MUL_MAT", (1, 1, 2, 7), (1, 1, 7, 64), (1, 1, 2, 64))
     object_header = 32  # sizeof(struct ggml_object)
     assert ctypes.sizeof(GGMLTensor) == ggml_function("ggml_tensor_overhead", size, [])() - object_header
 
 
 def test_tensors_of_other_types_are_not_read(arena: int) -> None:
     new = ggml_function("ggml_new_tensor_1d", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64])
-    assert read_tensor(new(arena, TYPES["q8_0"].number, 64)) is None
+    node = Node(new(arena, TYPES["q8_0"].number, 64), Reader())
+    assert node.values() is None
+    assert not node.readable

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 import gguf
 import numpy as np
@@ -27,8 +24,8 @@ from a3b_gguf.llama.params import LoadParams
 from a3b_gguf.llama.vocab import Vocab
 from a3b_gguf.metadata import Field
 from a3b_gguf.tensors import TYPES, GGMLType, Model, n_rows
-from a3b_quantize import encode
-from a3b_quantize.encode import CHUNK_WEIGHTS, in_order, jobs, spans
+from a3b_quantize.encode import Encoding, jobs
+from a3b_quantize.pipeline import CHUNK_WEIGHTS
 from a3b_quantize.policy import find_policy, plain_assignments
 from command import a3b, assert_refused
 from llama_quantize import llama_quantize
@@ -90,10 +87,11 @@ def test_metadata_keeps_its_order(narrow_bf16: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["q8_0", "q6_k", "q4_0", "iq4_xs", "f16", "q4_k"])
-def test_a_plain_type_is_llama_quantizes_pure(narrow_bf16: Path, tmp_path: Path, name: str) -> None:
-    policy = find_policy(name)
+def test_a_pure_type_is_llama_quantizes_pure(narrow_bf16: Path, tmp_path: Path, name: str) -> None:
+    policy = find_policy(name, pure=True)
+    assert policy.file_type is not None
     theirs = llama_quantize(narrow_bf16, tmp_path / "theirs.gguf", policy.file_type, pure=True)
-    done = quantize_file(narrow_bf16, tmp_path / "ours.gguf", quiet(name, kernel="ggml"))
+    done = quantize_file(narrow_bf16, tmp_path / "ours.gguf", quiet(name, kernel="ggml", pure=True))
     assert tensor_bytes(done.path) == tensor_bytes(theirs)
     assert read_gguf(theirs).get("general.file_type") == read_gguf(done.path).get("general.file_type")
 
@@ -189,6 +187,25 @@ def test_a_source_with_another_alignment(tmp_path: Path) -> None:
         np.testing.assert_array_equal(tensor.data, values)
 
 
+def test_tables_of_ids_and_double_precision(tmp_path: Path) -> None:
+    """An i32 tensor is no weight that lost something: it is copied. f64 is read as f32."""
+    values = np.random.default_rng(0).standard_normal((8, 64))
+    writer = gguf.GGUFWriter(tmp_path / "odd.gguf", "llama")
+    writer.add_tensor("blk.0.ffn_gate_tid2eid.weight", np.arange(64, dtype=np.int32).reshape(2, 32))
+    writer.add_tensor("blk.0.ffn_up.weight", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    single = write_arrays(tmp_path / "f32.gguf", {"blk.0.ffn_up.weight": values.astype(np.float32)})
+    found = tensor_bytes(quantize_file(tmp_path / "odd.gguf", tmp_path / "out.gguf", quiet("iq4_nl")).path)
+    assert found["blk.0.ffn_gate_tid2eid.weight"] == np.arange(64, dtype=np.int32).tobytes()
+    assert (
+        found["blk.0.ffn_up.weight"]
+        == tensor_bytes(quantize_file(single, tmp_path / "out2.gguf", quiet("iq4_nl")).path)["blk.0.ffn_up.weight"]
+    )
+
+
 def test_f16_and_f32_sources_give_the_same(tmp_path: Path) -> None:
     values = np.random.default_rng(0).standard_normal((8, 256)).astype(np.float16).astype(np.float32)
     files = [
@@ -217,7 +234,7 @@ class Endless:
 
 def encoded(source: Endless, kind: str, threads: int) -> Iterator[bytes | memoryview]:
     model = Model(llama_metadata(), (source,))
-    return jobs(model, plain_assignments(model, TYPES[kind]), threads)[0].chunks()
+    return jobs(model, plain_assignments(model, TYPES[kind]), Encoding(threads=threads))[0].chunks()
 
 
 def test_memory_stays_bounded() -> None:
@@ -231,67 +248,6 @@ def test_memory_stays_bounded() -> None:
         tracemalloc.stop()
     assert total == TYPES["q8_0"].nbytes(source.shape)
     assert peak < 12 * 4 * CHUNK_WEIGHTS
-
-
-class Pending(Future[bytes]):
-    """Whoever waits for it fails instead."""
-
-    def result(self, timeout: float | None = None) -> bytes:
-        assert self.done(), "waited for a chunk that is not the first"
-        return super().result(timeout)
-
-
-class FirstOnly:
-    """A pool that finishes what it was given first and nothing else."""
-
-    def __init__(self) -> None:
-        self.futures: list[Future[bytes]] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def submit(self, function: Callable[[int, int], bytes], start: int, stop: int) -> Future[bytes]:
-        future = Pending()
-        if not self.futures:
-            future.set_result(function(start, stop))
-        self.futures.append(future)
-        return future
-
-
-def test_no_chunk_is_read_too_early_or_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = FirstOnly()
-    monkeypatch.setattr(encode, "ThreadPoolExecutor", lambda *_, **__: pool)
-    chunks = encode.in_order(lambda start, stop: bytes([start]), [(i, i + 1) for i in range(64)], 2)
-    assert next(chunks) == b"\0"
-    assert len(pool.futures) == 4
-    chunks.close()  # type: ignore[attr-defined]
-    assert all(future.cancelled() for future in pool.futures[1:])
-
-
-def test_spans_cover_every_row_once() -> None:
-    for shape in ((7,), (1, 7), (3, 5, 1 << 19), (10, 1 << 21), (5000, 1000)):
-        found = spans(shape)
-        assert [start for start, _ in found] == [0, *(stop for _, stop in found[:-1])]
-        assert found[-1][1] == n_rows(shape)
-
-
-def test_results_come_in_order_and_errors_come_out() -> None:
-    gate = threading.Event()
-
-    def number(start: int, stop: int) -> bytes:
-        if start == 0:
-            gate.wait(10)  # the first is done last
-        gate.set()
-        if start == 7:
-            raise BadInput("seven")
-        return bytes([start])
-
-    assert b"".join(in_order(number, [(i, i + 1) for i in range(6)], 3)) == bytes(range(6))
-    with pytest.raises(BadInput, match="seven"):
-        list(in_order(number, [(i, i + 1) for i in range(9)], 3))
 
 
 def test_blocks_mean_what_the_source_says(narrow_bf16: Path, tmp_path: Path) -> None:
@@ -315,6 +271,8 @@ def test_one_pass_gives_the_bytes_of_two(tiny_checkpoint: Path, tmp_path: Path, 
 def test_default_names(tiny_checkpoint: Path) -> None:
     assert default_output(Path("x/tiny-bf16.gguf"), find_policy("iq4_nl")) == Path("tiny-IQ4_NL.gguf")
     assert default_output(Path("x/Model-F32.gguf"), find_policy("q5_k_m", stock=True)) == Path("Model-Q5_K_M.gguf")
+    assert default_output(Path("x/Model-bf16-00001-of-00003.gguf"), find_policy("q8_0")) == Path("Model-Q8_0.gguf")
+    assert default_output(Path("x/Model-bf16-00001-of-00003.gguf"), find_policy("copy")) == Path("Model-bf16-copy.gguf")
     assert default_output(tiny_checkpoint, find_policy("q8_0")) == Path("tiny-a3b-Q8_0.gguf")
 
 
@@ -359,8 +317,10 @@ def test_on_the_command_line(narrow_bf16: Path, tmp_path: Path) -> None:
 
 
 def test_refusals_on_the_command_line(narrow_bf16: Path, tmp_path: Path) -> None:
-    assert_refused(a3b("quantize", narrow_bf16, "--type", "iq4nl"), 2, "did you mean iq4_nl?", "recipes: iq4_nl, q4_k_m", "what to do")
-    assert_refused(a3b("quantize", narrow_bf16), 2, "--type")
+    assert_refused(
+        a3b("quantize", narrow_bf16, "--type", "iq4nl"), 2, "did you mean iq4_nl?", "recipes: iq4_nl, iq4_xs, mxfp4_moe", "what to do"
+    )
+    assert_refused(a3b("quantize", narrow_bf16), 2, "--type or --policy is missing", "recipes: ")
     assert_refused(a3b("quantize", tmp_path / "missing.gguf", "--type", "q8_0"), 3, "missing.gguf does not exist")
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(narrow_bf16.read_bytes()[:-5000])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,11 +20,14 @@ from a3b_convert import convert
 from a3b_gguf import fingerprint, part
 from a3b_gguf.errors import BadInput, Interrupted, MachineLacks
 from a3b_gguf.flows.quantize import Options, quantize_file
+from a3b_gguf.flows.quantize_plan import prepare
 from a3b_gguf.gguf_file import read_gguf
 from a3b_gguf.gguf_write import lay_out, write_files
 from a3b_gguf.metadata import string
 from a3b_gguf.tensors import TYPES, TensorJob
+from a3b_quantize.imatrix import write_imatrix
 from command import a3b, assert_refused
+from imatrix_files import made_up
 from tiny import Form, Sizes, write_checkpoint
 
 MIB = 1 << 20
@@ -343,3 +348,38 @@ def test_killed_at_20_random_moments(tmp_path: Path, words: tuple[str, ...]) -> 
         assert again.returncode == 0
         assert hashes() == expected
     assert part_way >= 5
+
+
+def test_other_flags_start_again(tmp_path: Path) -> None:
+    """What the bytes depend on and the header may not tell: effort, group sizes, importance, dropped experts."""
+    source = write_checkpoint(tmp_path / "m", Form(mtp=False), Sizes())
+    gguf = convert(source, tmp_path / "m.gguf").path
+    for name, seed in (("a", 1), ("b", 2)):
+        (tmp_path / name).mkdir()
+        write_imatrix(tmp_path / name / "imatrix.gguf", made_up(gguf, seed))
+        (tmp_path / name / "drops.toml").write_text(f'[drop]\n"0--1" = [{seed}]')
+
+    def key(**more: Any) -> bytes:
+        prepared = prepare(gguf, tmp_path / "out.gguf", Options("iq4_nl", bounds=False, **more))
+        return prepared.key + prepared.files[0].start
+
+    cases: list[dict[str, Any]] = [
+        {"effort": 1}, {"effort": 2}, {"effort": 3}, {"kernel": "ggml"},
+        {"group_sizes": ("expert_up=64",)}, {"group_sizes": ("expert_up=128",)},
+        {"tensor_types": ("ffn_up_exps=q8_0",)}, {"experts": 1}, {"set_kv": ("general.name=x",)},
+        {"calibration": tmp_path / "a"}, {"calibration": tmp_path / "b"},
+        {"prune": tmp_path / "a" / "drops.toml"}, {"prune": tmp_path / "b" / "drops.toml"},
+    ]  # fmt: skip
+    assert len({key(**each) for each in cases}) == len(cases)
+    assert key(calibration=tmp_path / "a") == key(calibration=tmp_path / "a")
+    before = key(prune=tmp_path / "a" / "drops.toml")
+    shutil.copy(tmp_path / "b" / "drops.toml", tmp_path / "a" / "drops.toml")  # the same name and the same number of experts
+    assert key(prune=tmp_path / "a" / "drops.toml") != before
+    policy = tmp_path / "own.toml"
+    policy.write_text('[[rule]]\nroles = ["experts"]\ngroup_size = 64')
+    before = key(policy=str(policy))
+    policy.write_text('[[rule]]\nroles = ["experts"]\ngroup_size = 128')  # the header says nothing of it
+    assert key(policy=str(policy)) != before
+    before = key(imatrix=tmp_path / "a" / "imatrix.gguf")
+    shutil.copy(tmp_path / "b" / "imatrix.gguf", tmp_path / "a" / "imatrix.gguf")
+    assert key(imatrix=tmp_path / "a" / "imatrix.gguf") != before

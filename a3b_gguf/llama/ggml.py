@@ -1,4 +1,4 @@
-"""ggml's own quantization kernels: float32 rows in, blocks out. What llama-quantize calls, so the bytes are the same."""
+"""ggml's own kernels: float32 rows to blocks, as llama-quantize calls them, so the bytes are the same; and blocks back to float32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from a3b_gguf.errors import BadInput, UsageError
+from a3b_gguf.errors import BadInput, MachineLacks, UsageError
 from a3b_gguf.llama.symbols import ggml_function
 from a3b_gguf.tensors import TYPES, GGMLType
 
@@ -28,6 +28,42 @@ def _kernels() -> tuple[Any, Any, Any]:
     valid = ggml_function("ggml_validate_row_data", ctypes.c_bool, [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t])
     requires = ggml_function("ggml_quantize_requires_imatrix", ctypes.c_bool, [ctypes.c_int])
     return quantize, valid, requires
+
+
+class _Traits(ctypes.Structure):
+    """struct ggml_type_traits in ggml.h, as far as to_float."""
+
+    _fields_ = [
+        ("type_name", ctypes.c_char_p),
+        ("blck_size", ctypes.c_int64),
+        ("blck_size_interleave", ctypes.c_int64),
+        ("type_size", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", ctypes.c_void_p),
+    ]
+
+
+@cache
+def _to_float(kind: GGMLType) -> Any:
+    traits = ggml_function("ggml_get_type_traits", ctypes.POINTER(_Traits), [ctypes.c_int])(kind.number).contents
+    if not traits.to_float:
+        raise UsageError(f"ggml cannot turn {kind.name} into float32")
+    if (traits.blck_size, traits.type_size) != (kind.block, kind.block_bytes):  # another version of ggml would have another struct
+        raise MachineLacks(f"the installed ggml describes {kind.name} in another way", "install the version that a3b's pyproject.toml pins")
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(traits.to_float)
+
+
+def dequantize(kind: GGMLType, data: bytes | memoryview | NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Blocks of any type that ggml computes with as float32, flat. Safe to call from several threads; the GIL is free meanwhile."""
+    blocks = np.frombuffer(data, np.uint8)
+    if blocks.size % kind.block_bytes:
+        raise BadInput(f"{blocks.size} bytes are not a whole number of {kind.name} blocks of {kind.block_bytes}")
+    out = np.empty(blocks.size // kind.block_bytes * kind.block, np.float32)
+    if kind.name == "f32":
+        out[:] = blocks.view(np.float32)
+    elif out.size:
+        _to_float(kind)(blocks.ctypes.data, out.ctypes.data, out.size)
+    return out
 
 
 def requires_importance(kind: GGMLType) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -23,7 +23,10 @@ EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight", "output.weight
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The decision about one tensor. source: the type it has; type: the type it gets; reason: the rule that said so."""
+    """The decision about one tensor. source: the type it has; type: the type it gets; reason: the rule that said so.
+
+    group_size: weights that share one scale, a multiple of 32; 64 and 128 tie the scales of neighbouring blocks of iq4_nl.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -32,6 +35,7 @@ class Assignment:
     role: str
     reason: str
     fell_back: bool = False
+    group_size: int = 32
 
     @property
     def nbytes(self) -> int:
@@ -63,25 +67,21 @@ def fit(kind: GGMLType, n_cols: int, reason: str) -> tuple[GGMLType, str, bool]:
     return TYPES[name], f"{reason}; rows of {n_cols} do not fit {kind.name} blocks of {kind.block}, so {name}", True
 
 
-def refuse_quantized(model: Model) -> None:
-    """Raises BadInput naming the first tensor that is quantized already: what was lost cannot come back."""
-    for tensor in model.tensors:
-        if not tensor.type.is_float:
-            raise BadInput(
-                f"tensor {tensor.name} is {tensor.type.name}: the source is quantized already, expected f32, f16 or bf16",
-                "quantize from the checkpoint folder or from a bf16 GGUF",
-            )
-
-
-def refuse_unweighted(assignments: Sequence[Assignment], file_type_name: str) -> None:
-    """Raises UsageError when a tensor would need an importance matrix, as llama-quantize does."""
+def refuse_unweighted(assignments: Sequence[Assignment], file_type_name: str, weighted: Collection[str] = ()) -> None:
+    """Raises UsageError when a tensor that is not among `weighted` would need an importance matrix, as llama-quantize does."""
     for each in assignments:
         needs = each.type.name in NEED_IMPORTANCE or (each.type.name == "q2_k" and file_type_name == "q2_k_s")
-        if needs and each.source != each.type and each.name not in EMBEDDINGS:
+        if not needs or each.source == each.type or each.name in EMBEDDINGS or each.name in weighted:
+            continue
+        if weighted:
             raise UsageError(
-                f"{each.name} would become {each.type.name}, which is garbage without an importance matrix",
-                "choose a type of at least 3.4 bits, such as iq4_nl, q4_k_m, q3_k or iq3_s",
+                f"{each.name} would become {each.type.name}, which is garbage without importance, and the matrix has none for it",
+                f"calibrate again, or give it another type, such as --tensor-type '^{each.name.replace('.', chr(92) + '.')}$=q4_k'",
             )
+        raise UsageError(
+            f"{each.name} would become {each.type.name}, which is garbage without an importance matrix",
+            "add --imatrix or --calibration, or choose a type of at least 3.4 bits, such as iq4_nl, q4_k_m, q3_k or iq3_s",
+        )
 
 
 def roles(model: Model) -> dict[str, str]:

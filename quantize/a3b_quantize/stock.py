@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,20 +39,23 @@ class Dims:
     is_70b: bool
 
 
-def stock_assignments(model: Model, file_type: FileType, has_imatrix: bool = False) -> tuple[Assignment, ...]:
-    """The type that llama-quantize gives each tensor of `model`, in the model's order.
+def stock_assignments(model: Model, file_type: FileType, has_imatrix: bool = False, manual: Collection[str] = ()) -> tuple[Assignment, ...]:
+    """The type that llama-quantize gives each tensor of `model` that is not in `manual`, in the model's order.
 
+    manual: tensors that the user gives a type; as with llama-quantize's --tensor-type the rules do not count them.
     Source: llama_model_quantize_impl. Raises UsageError for an architecture whose own branches are not here, BadInput where
     llama-quantize itself gives up.
     """
     dims = model_dims(model.metadata)
     chooser = _Chooser(dims, file_type, has_imatrix, [tensor.name for tensor in model.tensors])
     # llama.cpp walks its tensors sorted by name, and the rules count as they go.
-    decided = {tensor.name: chooser.decide(tensor) for tensor in sorted(model.tensors, key=lambda tensor: loader_order(tensor.name))}
+    ordered = sorted(model.tensors, key=lambda tensor: loader_order(tensor.name))
+    decided = {tensor.name: chooser.decide(tensor) for tensor in ordered if tensor.name not in manual}
     role = roles(model)
     return tuple(
         Assignment(tensor.name, tensor.shape, tensor.type, kind, role[tensor.name], reason, fell_back)
         for tensor in model.tensors
+        if tensor.name in decided
         for kind, reason, fell_back in (decided[tensor.name],)
     )
 
