@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from a3b_convert import convert
+from a3b_gguf.probe.bandwidth import cache_file, remember
+from a3b_gguf.probe.cores import cores
 
 ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a3b keeps for the user is kept apart, with the bandwidth of RAM already in it: measuring takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        remember(cache_file(), cores().count, 40e9)
+        yield
 
 
 @pytest.fixture(scope="session")

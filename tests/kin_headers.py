@@ -11,7 +11,8 @@ from pathlib import Path
 from a3b_gguf.gguf_write import file_size, header
 from a3b_gguf.metadata import Metadata, array, f32, string, u32
 from a3b_gguf.tensors import TYPES, GGMLType, TensorJob
-from true_header import ALWAYS_F32, delta_net, empty, vocabulary
+from true_header import ALWAYS_F32, attention, delta_net, empty, experts, metadata_35b, tensors_35b, vocabulary
+from true_header import type_of as type_35b
 
 Shape = tuple[int, ...]
 Tensors = Iterator[tuple[str, Shape]]
@@ -124,3 +125,17 @@ def type_of(name: str, kind: str, shape: Shape) -> GGMLType:
     if name.endswith(ALWAYS_F32) or len(shape) == 1:
         return TYPES["f32"]
     return TYPES[kind] if "_exps." in name or kind == "bf16" else TYPES["q8_0"]
+
+
+def sparse_35b_mtp(path: Path, n_vocab: int = SMALL_VOCAB) -> Path:
+    """Qwen3.6-35B-A3B with experts in iq4_nl and its MTP block, which is one more attention layer behind a projection."""
+    metadata = metadata_35b(n_vocab, 25)
+    metadata["qwen35moe.block_count"], metadata["qwen35moe.nextn_predict_layers"] = u32(41), u32(1)
+    metadata["qwen35moe.attention.recurrent_layers"] = array("bool", [(i + 1) % 4 != 0 and i < 40 for i in range(41)])
+    nextn = [("eh_proj", (2048, 4096)), ("enorm", (2048,)), ("hnorm", (2048,)), ("shared_head_norm", (2048,))]
+    tensors = [*tensors_35b(n_vocab), *attention(40), *experts(40), *((f"blk.40.nextn.{name}.weight", shape) for name, shape in nextn)]
+    jobs = [TensorJob(name, shape, TYPES["f32"] if len(shape) == 1 else type_35b(name, "iq4_nl"), empty) for name, shape in tensors]
+    with path.open("wb") as out:
+        out.write(header(metadata, jobs)[0])
+        out.truncate(file_size(metadata, jobs))
+    return path

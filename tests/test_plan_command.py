@@ -27,13 +27,15 @@ SCHEMA = {
     "properties": {
         "model": {"type": "object", "required": ["path", "name", "architecture", "weight_bytes"]},
         "machine": {"type": "object", "required": ["ram_total", "ram_available", "n_cores", "gpus", "described"]},
-        "terms": rows(name=TEXT, device=TEXT, n_bytes=NUMBER, exact={"type": "boolean"}),
+        "terms": rows(name=TEXT, device=TEXT, n_bytes=NUMBER, exact={"type": "boolean"}, held={"enum": ["own", "mapped", "pinned"]}),
         "budgets": rows(device=TEXT, total=NUMBER, available=NUMBER, reserve=NUMBER, need=NUMBER, left={"type": "integer"}),
         "choices": rows(choice=TEXT, value=TEXT, why=TEXT),
         "warnings": {"type": "array", "items": TEXT},
         "load": {"type": "object", "required": ["n_ctx", "n_seq_max", "n_outputs_max", "n_gpu_layers", "cpu_expert_layers", "kv_type_k"]},
+        "speed": {"type": "object", "required": ["prefill", "decode", "decode_full", "assumed"]},
+        "environment": {"type": "object", "additionalProperties": TEXT},
     },
-    "required": ["model", "machine", "terms", "budgets", "choices", "warnings", "load"],
+    "required": ["model", "machine", "terms", "budgets", "choices", "warnings", "load", "speed", "environment"],
     "additionalProperties": False,
 }
 
@@ -48,23 +50,29 @@ def a3b(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_person_gets_tables_reasons_and_one_line_of_parameters(b35: str) -> None:
-    done = a3b("plan", b35, "--ctx", "64000", "--vram", "16GiB", "--ram", "32GiB")
+    card = ("--gpu", "RTX 4070 Ti SUPER", "--ram", "32GiB", "--ram-bandwidth", "DDR5-6000", "--cores", "8")
+    done = a3b("plan", b35, "--ctx", "64000", *card)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == (
         "Qwen3.6 35B A3B: qwen35moe, 40 layers (10 attention, 30 DeltaNet), 8 of 256 experts used, weights 19.14 GiB"
     )
-    assert lines[1].startswith("for a described machine: RAM 32.00 GiB, GPU0 16.00 GiB, ")
+    assert lines[1] == "for a described machine: RAM 32.00 GiB, CUDA0 16.00 GiB, 8 cores"
     found = {line.split("  ")[0].strip(): re.findall(r"~?[\d,]+\.\d", line) for line in lines}
-    assert found["routed experts"] == ["5,616.0", "11,664.0"]
+    assert found["routed experts"] == ["5,904.0", "11,376.0"]
     assert found["KV cache"] == ["664.1"]
-    assert found["in all"] == ["6,085.3", "15,015.7"]
-    assert found["left after loading"] == ["24,634.7", "1,112.3"]
+    assert found["left after loading"] == ["23,622.9", "1,072.8"]
     assert found["of which kept free on purpose"] == ["1,024.0", "1,024.0"]
-    assert any(line.startswith("experts in RAM") and "13 layers (0-12)" in line for line in lines)
+    assert any(line.startswith("experts in RAM") and "13 layers (0-12) and of layer 13 down and up" in line for line in lines)
+    bars = [line for line in lines if re.match(r"(RAM  |CUDA0) \|[^|]{64}\| ", line)]
+    assert len(bars) == 2
+    assert all(letter in bars[1] for letter in "xEWKB-")
+    speeds = next(line for line in lines if line.startswith("writing, context empty"))
+    assert re.findall(r"\d+", speeds) == ["54", "90"]
     (load,) = (line for line in lines if line.startswith("load: "))
     assert "n_ctx=64000 n_seq_max=1 " in load
     assert "cpu_expert_layers=0,1,2,3,4,5,6,7,8,9,10,11,12 kv_type_k=q8_0" in load
+    assert r"tensor_overrides=^blk\.13\.ffn_down_exps\.weight$=CPU,^blk\.13\.ffn_up_exps\.weight$=CPU" in load
 
 
 def test_a_program_gets_json_whose_sums_agree(b35: str) -> None:
@@ -90,7 +98,8 @@ def test_no_fit_ends_with_1_and_says_what_would(b35: str) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         "error: Qwen3.6 35B A3B does not fit: RAM needs 13.96 GiB and has 13.00 GiB (16.00 GiB, 2.00 GiB in use, 1.00 GiB reserve)\n"
-        "  what to do: a smaller quantization: experts in iq3_s, about 15.16 GiB in all (3.98 GiB); or more RAM (981.30 MiB)\n"
+        "  what to do: a smaller quantization: experts in iq3_s, about 15.16 GiB in all (a3b quantize ... --tensor-type _exps=iq3_s) "
+        "(3.98 GiB); or more RAM (981.58 MiB)\n"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from a3b_gguf.planner.rules import RULES
 from a3b_gguf.units import GIB, MIB
 from dry_run import dry_run
 from kin_headers import SMALL_VOCAB, sparse_dense
+from plan_summary import summary
 from true_header import sparse_35b
 
 BARE = Machine(ram_total=64 * GIB, ram_available=60 * GIB, n_cores=8)
@@ -41,40 +43,27 @@ def choice(made: Plan, name: str) -> str:
     return next(reason.value for reason in made.reasons if reason.choice == name)
 
 
-# VRAM and RAM in GiB, context -> KV type, layers whose experts stay in RAM, ubatch; None: does not fit
-GOLDEN = [
-    # 8 GiB: 7.75 free, 1 margin; 1.9 dense and output, 0.7 cache and state, 0.7 buffers and driver leave 3.5 for 8 layers of experts
-    (8, 16, 64000, None),  # the other 32 layers are 13.5 GiB, a 16 GiB machine has 13 to give
-    (8, 32, 64000, ("q8_0", 32, 512)),
-    (8, 64, 64000, ("q8_0", 32, 512)),
-    (12, 16, 64000, ("q8_0", 23, 1024)),
-    (12, 32, 64000, ("q8_0", 23, 1024)),
-    (12, 64, 64000, ("q8_0", 23, 1024)),
-    (16, 16, 64000, ("q8_0", 13, 512)),
-    (16, 32, 64000, ("q8_0", 13, 512)),
-    (16, 64, 64000, ("q8_0", 13, 512)),
-    # 24 GiB: everything fits, so the cache stays exact and the file is only mapped
-    (24, 16, 64000, ("f16", 0, 512)),
-    (24, 32, 64000, ("f16", 0, 512)),
-    (24, 64, 64000, ("f16", 0, 512)),
-    # 2.7 GiB of q8_0 cache; f16 would be 5 GiB, twice what a token reads of the weights
-    (8, 16, 262144, None),
-    (8, 32, 262144, ("q8_0", 38, 512)),
-    (12, 16, 262144, ("q8_0", 29, 512)),
-    (12, 32, 262144, ("q8_0", 29, 512)),
-    (16, 16, 262144, ("q8_0", 19, 512)),
-    (16, 32, 262144, ("q8_0", 19, 512)),
-    (24, 16, 262144, ("q8_0", 0, 512)),
-    (24, 32, 262144, ("q8_0", 0, 512)),
-    # no GPU
+def test_golden_plans(b35: Facts) -> None:
+    """tests/golden/plans.txt, which a person reviewed; `python tests/plan_summary.py` writes it anew."""
+    golden = Path(__file__).with_name("golden") / "plans.txt"
+    assert summary(b35) == golden.read_text(encoding="utf-8")
+
+
+# VRAM and RAM in GiB, context -> KV type, experts in RAM (whole layers, single tensors); None: does not fit
+MACHINES = [
+    (8, 16, 64000, None),  # 14 GiB of experts stay outside 8 GiB, a 16 GiB machine has 13 to give
+    (8, 32, 64000, ("q8_0", 32, 2)),
+    (16, 16, 64000, ("q8_0", 13, 2)),
+    (24, 16, 64000, ("f16", 0, 0)),  # everything fits, so the cache stays exact and the file is only mapped
+    (24, 32, 262144, ("q8_0", 0, 0)),
     (0, 16, 64000, None),
-    (0, 32, 64000, ("f16", 0, 512)),
-    (0, 32, 262144, ("q8_0", 0, 512)),
+    (0, 32, 64000, ("f16", 0, 0)),
+    (0, 32, 262144, ("q8_0", 0, 0)),
 ]
 
 
-@pytest.mark.parametrize(("vram", "ram", "n_ctx", "expected"), GOLDEN)
-def test_golden_plans(b35: Facts, vram: int, ram: int, n_ctx: int, expected: tuple[str, int, int] | None) -> None:
+@pytest.mark.parametrize(("vram", "ram", "n_ctx", "expected"), MACHINES)
+def test_plans_of_common_machines(b35: Facts, vram: int, ram: int, n_ctx: int, expected: tuple[str, int, int] | None) -> None:
     wishes = Wishes(n_ctx=n_ctx)
     if expected is None:
         with pytest.raises(AnswerIsNo, match="does not fit: RAM needs"):
@@ -82,13 +71,25 @@ def test_golden_plans(b35: Facts, vram: int, ram: int, n_ctx: int, expected: tup
         return
     made = plan(b35, machine(vram, ram), wishes)
     load = made.load
-    assert (load.kv_type_k, len(load.cpu_expert_layers), load.n_ubatch) == expected
+    assert (load.kv_type_k, len(load.cpu_expert_layers), len(load.tensor_overrides)) == expected
     assert load.kv_type_v == load.kv_type_k
     assert load.cpu_expert_layers == tuple(range(expected[1]))
     assert load.n_gpu_layers == (41 if vram else 0)
     assert load.use_mmap == (expected[1] == 0 and vram > 0)
     assert (load.n_ctx, load.n_seq_max, load.n_outputs_max, load.flash_attn) == (n_ctx, 1, 1, True)
     assert made.warnings == ()
+
+
+def test_what_is_left_on_the_gpu_is_less_than_another_tensor(b35: Facts) -> None:
+    """Single tensors fill what whole layers leave; their names are exact."""
+    for vram in (6, 8, 10, 12, 14, 16, 20):
+        made = plan(b35, machine(vram), Wishes(n_ctx=64000))
+        room = made.budgets[1].room
+        assert 0 <= room < 144 * MIB + 16 * MIB, (vram, room / MIB)  # staging may shrink when a tensor is put back
+        layer = len(made.load.cpu_expert_layers)
+        for pattern, where in made.load.tensor_overrides:
+            assert where == "CPU"
+            assert re.fullmatch(rf"\^blk\\\.{layer}\\\.ffn_(gate|up|down)_exps\\\.weight\$", pattern), pattern
 
 
 def test_every_choice_has_one_line_of_reason(b35: Facts) -> None:
@@ -199,8 +200,8 @@ def test_fewer_experts_in_ram_than_the_margin_allows_are_obeyed_until_nothing_is
 def test_more_experts_in_ram_than_needed_get_a_warning(b35: Facts) -> None:
     made = plan(b35, machine(16), Wishes(n_ctx=64000, n_cpu_moe=99))
     assert len(made.load.cpu_expert_layers) == 40
-    assert any("would be faster" in warning for warning in made.warnings)
-    assert any("would be faster" in w for w in plan(b35, machine(16), Wishes(n_gpu_layers=20)).warnings)
+    assert any("be faster" in warning for warning in made.warnings)
+    assert any("be faster" in w for w in plan(b35, machine(16), Wishes(n_gpu_layers=20)).warnings)
 
 
 def test_no_layer_on_the_gpu_leaves_it_alone(b35: Facts) -> None:
@@ -308,11 +309,14 @@ def test_uneven_layers_are_counted_each_by_its_own_size(b35: Facts) -> None:
     """llama-quantize makes some layers larger; the fewest that fit is then not a division."""
 
     def larger(layer: Layer) -> Layer:
-        return replace(layer, experts=2 * layer.experts)
+        return replace(layer, expert_tensors=tuple((name, 2 * n_bytes) for name, n_bytes in layer.expert_tensors))
 
     uneven = replace(b35, layers=tuple(larger(layer) if i < 5 else layer for i, layer in enumerate(b35.layers)))
     even, skewed = (plan(facts, machine(16), Wishes(n_ctx=64000)) for facts in (b35, uneven))
-    assert len(skewed.load.cpu_expert_layers) == len(even.load.cpu_expert_layers) == 13
+    assert len(even.load.cpu_expert_layers) == 13
+    assert len(skewed.load.cpu_expert_layers) == 14  # one more: the copies of large tensors take more room on the GPU
+    in_ram = [sum(t.n_bytes for t in made.terms if t.name == "routed experts" and t.device == HOST) for made in (even, skewed)]
+    assert in_ram[1] - in_ram[0] > 5 * 400 * MIB
 
 
 # ---- against the real thing
@@ -327,7 +331,8 @@ def test_llama_cpp_takes_what_the_plan_predicts(tiny_bf16: Path, wishes: Wishes)
     assert need["KV cache"] == pytest.approx(real["kv"], abs=0.00501)
     assert need["recurrent state"] == pytest.approx(real["recurrent"], abs=0.00501)
     assert need["output buffer"] == pytest.approx(real["output"], abs=0.00501)
-    assert sum(need.values()) == pytest.approx(sum(real[name] for name in ("kv", "recurrent", "output", "compute", "model")), rel=0.02)
+    ours = sum(need.values()) - need["checkpoints of recurrent state"]  # the engine's own, not llama.cpp's
+    assert ours == pytest.approx(sum(real[name] for name in ("kv", "recurrent", "output", "compute", "model")), rel=0.005)
 
 
 def test_the_door_to_llama_cpp_obeys_the_plan(tiny_bf16: Path) -> None:

@@ -1,18 +1,20 @@
-"""A plan for a model file: reads its header, measures the machine when none is described, and asks the planner."""
+"""A plan for a model: reads its sizes, measures the machine when none is described, and asks the planner."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
-from a3b_gguf import catalog, probe
-from a3b_gguf.errors import BadInput
-from a3b_gguf.gguf_file import read_gguf
+from a3b_gguf import gpus, probe
+from a3b_gguf.errors import MachineLacks
+from a3b_gguf.flows.plan_facts import read_advice
+from a3b_gguf.flows.plan_facts import read_facts as read_facts
 from a3b_gguf.machine import Machine
 from a3b_gguf.memory.facts import Facts
-from a3b_gguf.memory.read import facts_of
 from a3b_gguf.planner.decide import plan
 from a3b_gguf.planner.plan import Plan, Wishes
-from a3b_gguf.split import shards
+from a3b_gguf.planner.table import Cell, devices, table
 
 
 def plan_file(path: Path, wishes: Wishes, machine: Machine | None = None) -> Plan:
@@ -20,20 +22,38 @@ def plan_file(path: Path, wishes: Wishes, machine: Machine | None = None) -> Pla
 
     Raises BadInput for a file that is no model, AnswerIsNo when it does not fit, UsageError for a wish that cannot be.
     """
-    return plan(read_facts(path), machine or probe.machine(), wishes)
+    return plan_facts(read_facts(path), wishes, machine)
 
 
-def read_facts(path: Path) -> Facts:
-    """Facts of a GGUF file, of all its parts when it is split."""
-    if path.is_dir():
-        raise BadInput(f"{path} is a folder, a plan needs the sizes in a .gguf file", f"make one: a3b quantize {path} --type iq4_nl")
-    if not path.exists() and (entry := catalog.find(str(path))):
-        raise BadInput(
-            f"{entry.name} is a model of the catalog, not a file: a plan needs the sizes in its .gguf file",
-            f"download the checkpoint from {entry.huggingface or 'its source'}, run `a3b quantize` on it and plan for what that writes",
-        )
-    first = read_gguf(path)
-    kind = "mmproj" if first.get("general.architecture") == "clip" else first.get("general.type", "model")
-    if kind != "model":
-        raise BadInput(f"{path} is a GGUF file of type {kind!r}, not a model", "give the model's own .gguf file")
-    return facts_of(first, shards(first))
+def plan_facts(facts: Facts, wishes: Wishes, machine: Machine | None = None) -> Plan:
+    """The same for facts that are read already; clip_bounds.bin beside the model's file has its say."""
+    advice, note = read_advice(facts)
+    facts = replace(facts, notes=(*facts.notes, note)) if note else facts
+    return plan(facts, named(machine or probe.machine()), wishes, advice)
+
+
+def table_of(facts: Facts, wishes: Wishes, machine: Machine | None = None) -> tuple[str, tuple[Cell, ...]]:
+    """Contexts against cache types on a machine: the device whose memory the numbers are of, and a cell for each pair."""
+    advice, _ = read_advice(facts)
+    where = named(machine or probe.machine())
+    cells = table(facts, where, wishes, advice)
+    return devices(cells, where), cells
+
+
+def save_text(path: Path, text: str) -> None:
+    """Writes a small file whole: a sibling first, then its name. Raises MachineLacks when it cannot be written."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("w", encoding="utf-8") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise MachineLacks(f"{path}: {error.strerror}", "name a file in a folder that can be written") from error
+
+
+def named(machine: Machine) -> Machine:
+    """`machine` with the published bandwidths of those of its GPUs that gpus.toml knows."""
+    return replace(machine, gpus=tuple(gpus.known(gpu) for gpu in machine.gpus))

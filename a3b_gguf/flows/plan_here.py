@@ -10,7 +10,7 @@ from a3b_gguf import probe
 from a3b_gguf.errors import MachineLacks
 from a3b_gguf.flows.checked_plan import CheckedPlan, check_plan, checked_plan
 from a3b_gguf.flows.measure import Choice, Tell, measure_plans, remembered
-from a3b_gguf.flows.plan import named, read_facts
+from a3b_gguf.flows.plan import named, plan_facts, read_facts
 from a3b_gguf.machine import Machine
 from a3b_gguf.memory.placement import HOST
 from a3b_gguf.planner.plan import Plan, Wishes
@@ -38,13 +38,24 @@ class Chosen:
         return plan if plan.machine.described else replace(plan, warnings=(*plan.warnings, *notes))
 
 
-def choose_plan(path: Path, wishes: Wishes, machine: Machine | None, means: Means, tell: Tell, mmproj: Path | None = None) -> Chosen:
-    """The plan for `path`. machine: None for the one at hand, which is measured in a process of its own.
+def choose_plan(
+    path: Path,
+    wishes: Wishes,
+    machine: Machine | None,
+    means: Means,
+    tell: Tell,
+    mmproj: Path | None = None,
+    type_name: str | None = None,
+) -> Chosen:
+    """The plan for `path`. machine: None for the one at hand, which is measured in a process of its own. type_name: plan for what
+    quantizing would write, which nobody can try.
 
     Raises BadInput for a file that is no model, AnswerIsNo when it does not fit, UsageError for a wish that cannot be.
     """
-    facts = read_facts(path, None, mmproj)
+    facts = read_facts(path, type_name, mmproj)
     here = named(machine or machine_here())
+    if type_name:
+        return Chosen(CheckedPlan(plan_facts(facts, wishes, here), None))
     if means.measure:
         choice = measure_plans(facts, wishes, here, means.measure, tell)
         return Chosen(CheckedPlan(choice.plan, None), choice)

@@ -14,11 +14,13 @@ from a3b_gguf.metadata import SkippedArray
 from a3b_gguf.roles import EXPERT_ROLES, layer_of, role_of
 
 HYBRID = ("qwen35moe", "qwen35", "qwen3next")  # DeltaNet and attention layers by turns
+FAMILY = ("qwen35moe", "qwen3moe", "qwen3next")
 KNOWN = (*HYBRID, "qwen3moe", "qwen2moe", "qwen3", "qwen2", "llama", "smollm3")
 # Types whose rows llama.cpp interleaves for its CPU kernels when no GPU is in use, on any common CPU of x86 (AVX2) or ARM.
 # Source: ggml_repack_get_optimal_repack_type in ggml/src/ggml-cpu/repack.cpp
 REPACKED = ("q4_0", "q4_k", "iq4_nl", "mxfp4")
 REPACK_ROWS = 8
+MAX_LAYERS, MAX_EXPERTS = 512, 1024  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS of src/llama-hparams.h
 
 
 def facts_of(file: GGUFFile, shards: Sequence[GGUFFile] = ()) -> Facts:
@@ -62,10 +64,11 @@ class _Reader:
         n_trunk = n_all - n_nextn
         n_embd, n_head = self.number("embedding_length", least=1), self.number("attention.head_count", 0)
         k_dim = self.number("attention.key_length", n_embd // max(n_head, 1))
-        inner, state, groups = self.number("ssm.inner_size", 0), self.number("ssm.state_size", 0), self.number("ssm.group_count", 0)
-        channels = inner + 2 * groups * state
         layers, outside = self.layers(n_all, n_trunk), self.outside_blocks()
+        inner, state, groups, kernel, heads = self.state_sizes(any(layer.recurrent for layer in layers))
+        channels = inner + 2 * groups * state
         self.note_unknowns(layers)
+        n_expert, n_used, n_ff_expert = self.expert_sizes(any(layer.experts for layer in layers))
         return Facts(
             path=self.file.path,
             architecture=self.arch,
@@ -76,14 +79,16 @@ class _Reader:
             n_head=n_head,
             k_dim=k_dim,
             v_dim=self.number("attention.value_length", n_embd // max(n_head, 1)),
-            n_expert=self.number("expert_count", 0),
-            n_expert_used=self.number("expert_used_count", 0),
+            n_expert=n_expert,
+            n_expert_used=n_used,
             n_ff=self.number("feed_forward_length", 0),
-            n_ff_expert=self.number("expert_feed_forward_length", 0),
+            n_ff_expert=n_ff_expert,
             n_ff_shared=self.number("expert_shared_feed_forward_length", 0),
             conv_channels=channels,
-            conv_state=max(0, self.number("ssm.conv_kernel", 0) - 1) * channels,
+            conv_state=max(0, kernel - 1) * channels,
             ssm_state=state * inner,
+            ssm_inner=inner,
+            ssm_heads=heads,
             embedding_bytes=sum(outside["embedding"]),
             output_bytes=sum(outside["output"]),
             other_bytes=sum(sum(sizes) for role, sizes in outside.items() if role not in ("embedding", "output")),
@@ -92,8 +97,27 @@ class _Reader:
             notes=tuple(self.notes),
         )
 
+    def state_sizes(self, needed: bool) -> tuple[int, int, int, int, int]:
+        """inner size, state size, groups, kernel, heads: all at least 1 where a layer keeps a state."""
+        keys = ("inner_size", "state_size", "group_count", "conv_kernel", "time_step_rank")
+        found = [self.number(f"ssm.{key}", None if needed else 0, least=int(needed)) for key in keys]
+        return found[0], found[1], found[2], found[3], found[4]
+
+    def expert_sizes(self, needed: bool) -> tuple[int, int, int]:
+        """Experts, those used for a token, and their width; some architectures give the width as feed_forward_length."""
+        if not needed:
+            return 0, 0, self.number("expert_feed_forward_length", 0)
+        n_expert, n_used = self.number("expert_count", least=1), self.number("expert_used_count", least=1)
+        if n_used > n_expert or n_expert > MAX_EXPERTS:
+            hint = f"llama.cpp loads at most {MAX_EXPERTS} experts, all or some of them used"
+            raise BadInput(f"{self.file.path}: a token uses {n_used:,} of {n_expert:,} experts", hint)
+        default = self.number("feed_forward_length", 0) or None if self.arch not in FAMILY else None
+        return n_expert, n_used, self.number("expert_feed_forward_length", default, least=1)
+
     def check_blocks(self, n_all: int, n_nextn: int) -> None:
         """Every block that the metadata counts must be in the file: llama.cpp demands MTP tensors even when it skips them."""
+        if n_all > MAX_LAYERS:
+            raise BadInput(f"{self.file.path}: block_count is {n_all:,}, llama.cpp loads at most {MAX_LAYERS}", "convert the model again")
         if n_nextn >= n_all:
             raise BadInput(f"{self.file.path}: {n_nextn} MTP blocks of {n_all} blocks in all: the model itself is not in this file")
         present = {layer for name in self.tensors if (layer := layer_of(name)) is not None}
@@ -165,14 +189,13 @@ class _Reader:
 
 def layer_facts(tensors: Sequence[TensorInfo], recurrent: bool, n_head_kv: int) -> Layer:
     """Sums of one block's tensors by role."""
-    experts = [tensor for tensor in tensors if role_of(tensor.name) in EXPERT_ROLES]
-    small = [tensor for tensor in tensors if len(tensor.shape) == 1 or role_of(tensor.name) in ("norm", "gates", "conv")]
+    experts = [tensor for tensor in tensors if role_of(tensor.name) in EXPERT_ROLES and tensor.name.endswith(".weight")]
+    small = [t for t in tensors if t not in experts and (len(t.shape) == 1 or role_of(t.name) in ("norm", "gates", "conv"))]
     dense = [tensor for tensor in tensors if tensor not in experts and tensor not in small]
     return Layer(
         recurrent=recurrent,
         n_head_kv=n_head_kv,
-        experts=sum(tensor.nbytes for tensor in experts),
-        largest_expert=max((tensor.nbytes for tensor in experts), default=0),
+        expert_tensors=tuple((tensor.name.split(".")[2], tensor.nbytes) for tensor in experts),
         expert_weights=sum(prod(tensor.shape) for tensor in experts),
         dense=sum(tensor.nbytes for tensor in dense),
         dense_weights=sum(prod(tensor.shape) for tensor in dense),

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """In llama.cpp's words. n_ctx: tokens of all sequences together, a multiple of 256; kv_unified: they share one cache."""
+    """In llama.cpp's words. n_ctx: tokens of all sequences together, a multiple of 256; kv_unified: they share one cache.
+
+    n_draft: tokens guessed ahead in each step; load_mtp: by the MTP block, in a context of its own. checkpoint_bytes: RAM for
+    copies of recurrent states.
+    """
 
     n_ctx: int
     n_seq_max: int = 1
@@ -17,6 +21,9 @@ class Settings:
     kv_type_v: str = "f16"
     kv_unified: bool = True
     use_mmap: bool = True
+    n_draft: int = 0
+    load_mtp: bool = False
+    checkpoint_bytes: int = 0
 
     @property
     def n_ctx_seq(self) -> int:
@@ -27,6 +34,11 @@ class Settings:
     def n_rows(self) -> int:
         """Tokens of one graph."""
         return min(self.n_ctx, self.n_ubatch)
+
+    @property
+    def n_states(self) -> int:
+        """Recurrent states kept: each sequence's own, and one more for each drafted token that may be taken back."""
+        return self.n_seq_max * (1 + self.n_draft)
 
 
 def padded(n_ctx: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from a3b_gguf.clip_bounds import KVAdvice
 from a3b_gguf.llama.params import LoadParams
 from a3b_gguf.machine import Machine
 from a3b_gguf.memory.facts import Facts
@@ -10,9 +11,12 @@ from a3b_gguf.planner.plan import Plan, Wishes
 from a3b_gguf.planner.rules import RULES
 
 
-def plan(facts: Facts, machine: Machine, wishes: Wishes) -> Plan:
-    """How to load the model on the machine. Raises AnswerIsNo when it does not fit, UsageError for a wish that cannot be."""
-    draft = blank(facts, machine, wishes)
+def plan(facts: Facts, machine: Machine, wishes: Wishes, advice: KVAdvice | None = None) -> Plan:
+    """How to load the model on the machine. advice: cache types that the model's measured activations allow.
+
+    Raises AnswerIsNo when it does not fit, UsageError for a wish that cannot be.
+    """
+    draft = blank(facts, machine, wishes, advice)
     for rule in RULES:
         draft = rule(draft)
     return Plan(
@@ -24,6 +28,8 @@ def plan(facts: Facts, machine: Machine, wishes: Wishes) -> Plan:
         reasons=draft.reasons,
         warnings=(*facts.notes, *machine.notes, *draft.warnings),
         load=load_params(draft),
+        speed=draft.speed,
+        environment=draft.environment,
     )
 
 
@@ -44,4 +50,14 @@ def load_params(draft: Draft) -> LoadParams:
         use_mmap=settings.use_mmap,
         n_threads=draft.n_threads,
         n_threads_batch=draft.n_threads,
+        load_mtp=settings.load_mtp,
+        n_draft=settings.n_draft,
+        checkpoint_bytes=settings.checkpoint_bytes,
+        tensor_overrides=tuple((override(layer, name), "CPU") for layer, name in placement.cpu_tensors),
+        tensor_split=tuple(map(float, placement.tensor_split)),
     )
+
+
+def override(layer: int, tensor: str) -> str:
+    """What llama.cpp matches against the names of tensors. Source: tensor_buft_overrides in src/llama-model-loader.cpp (regex_search)."""
+    return rf"^blk\.{layer}\.{tensor}\.weight$"

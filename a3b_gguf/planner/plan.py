@@ -9,13 +9,16 @@ from a3b_gguf.llama.params import KV_TYPES, LoadParams
 from a3b_gguf.machine import Machine
 from a3b_gguf.memory.facts import Facts
 from a3b_gguf.memory.placement import HOST, Placement
-from a3b_gguf.memory.terms import Term
+from a3b_gguf.memory.term import Term
+from a3b_gguf.planner.speed import Speed
 from a3b_gguf.units import GIB
 
 DEFAULT_CTX = 32768
 DEFAULT_MARGIN = GIB
 RAM_RESERVE = GIB  # kept free in RAM, whatever the margin on the GPUs: a machine that swaps answers nobody
 MAX_SEQ = 256  # LLAMA_MAX_SEQ, src/llama-cparams.h
+MAX_DRAFT = 16
+UBATCHES = (32, 8192)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,8 @@ class Wishes:
 
     n_ctx: tokens that all slots share. kv_type: "auto", a name of KV_TYPES, or "K/V" for two. n_cpu_moe: layers whose routed
     experts stay in RAM, counted from the first, like --n-cpu-moe of llama.cpp. margin: bytes left free on every GPU.
+    n_draft: tokens guessed ahead in each step. checkpoint_bytes: RAM for copies of recurrent states. kv_split: each slot has its own
+    share of the cache, so that an answer does not depend on what else runs.
     """
 
     n_ctx: int | None = None
@@ -32,6 +37,10 @@ class Wishes:
     n_gpu_layers: int | None = None
     n_cpu_moe: int | None = None
     margin: int = DEFAULT_MARGIN
+    n_ubatch: int | None = None
+    n_draft: int = 0
+    checkpoint_bytes: int | None = None
+    kv_split: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_parallel <= MAX_SEQ:
@@ -40,7 +49,15 @@ class Wishes:
         for flag, value in (("--n-gpu-layers", self.n_gpu_layers), ("--n-cpu-moe", self.n_cpu_moe)):
             if value is not None and value < 0:
                 raise UsageError(f"{flag}: {value} is less than 0", "leave the flag out to let the planner decide")
+        if not 0 <= self.n_draft <= MAX_DRAFT:
+            raise UsageError(f"--draft: {self.n_draft} tokens, expected 0 to {MAX_DRAFT}", "1 to 3 are sensible; 0 drafts nothing")
+        if self.n_ubatch is not None and not UBATCHES[0] <= self.n_ubatch <= UBATCHES[1]:
+            raise UsageError(f"--ubatch: {self.n_ubatch} tokens, expected {UBATCHES[0]} to {UBATCHES[1]}", "leave the flag out")
         kv_types(self.kv_type)
+
+    @property
+    def by_hand(self) -> bool:
+        return self.n_gpu_layers is not None or self.n_cpu_moe is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +85,22 @@ class Budget:
         return self.available - self.need
 
     @property
+    def room(self) -> int:
+        """Bytes that could be taken without touching the reserve; negative when some are missing."""
+        return self.left - self.reserve
+
+    @property
     def short(self) -> int:
         """Bytes that are missing; 0 when it fits, or when nothing is asked of this memory."""
-        return max(0, self.need - (self.available - self.reserve)) if self.need else 0
+        return max(0, -self.room) if self.need else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A model on a machine: where everything goes, how many bytes that takes, why, and how to load it."""
+    """A model on a machine: where everything goes, how many bytes that takes, why, how fast it is, and how to load it.
+
+    environment: variables that llama.cpp reads when its process starts.
+    """
 
     facts: Facts
     machine: Machine
@@ -85,6 +110,8 @@ class Plan:
     reasons: tuple[Reason, ...]
     warnings: tuple[str, ...]
     load: LoadParams
+    speed: Speed
+    environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def budgets(self) -> tuple[Budget, ...]:
@@ -94,7 +121,9 @@ class Plan:
 
 def budgets(terms: tuple[Term, ...], machine: Machine, margin: int) -> tuple[Budget, ...]:
     """Need against have for every memory of `machine`. What a GPU without memory of its own takes counts for RAM too."""
-    need = {device: sum(t.n_bytes for t in terms if t.device == device) for device in (HOST, *(g.name for g in machine.gpus))}
+    need = dict.fromkeys((HOST, *(gpu.name for gpu in machine.gpus)), 0)
+    for term in terms:
+        need[term.device] += term.n_bytes
     need[HOST] += sum(need[g.name] for g in machine.gpus if g.shares_ram)
     ram = Budget(HOST, machine.ram_total, machine.ram_available, min(RAM_RESERVE, machine.ram_available // 4), need[HOST])
     return ram, *(Budget(g.name, g.total, g.free, margin, need[g.name]) for g in machine.gpus)

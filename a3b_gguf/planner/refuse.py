@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from a3b_gguf.errors import AnswerIsNo
 from a3b_gguf.memory.facts import Facts, Layer
@@ -48,12 +49,8 @@ def shortage(budget: Budget) -> str:
 
 def changes_for(draft: Draft, near: Draft) -> list[Change]:
     """The first N_CHANGES that work."""
-    found: list[Change] = []
-    for propose in CHANGES:
-        change = next(propose(draft, near), None)
-        if change and len(found) < N_CHANGES:
-            found.append(change)
-    return found
+    offered = (change for propose in CHANGES for change in islice(propose(draft, near), 1))
+    return list(islice(offered, N_CHANGES))
 
 
 def no_hand(draft: Draft, near: Draft) -> Iterator[Change]:
@@ -65,7 +62,7 @@ def no_hand(draft: Draft, near: Draft) -> Iterator[Change]:
 
 def fewer_slots(draft: Draft, near: Draft) -> Iterator[Change]:
     for slots in range(draft.settings.n_seq_max - 1, 0, -1):
-        trial = replace(draft, settings=replace(draft.settings, n_seq_max=slots, n_outputs_max=slots))
+        trial = replace(draft, settings=replace(draft.settings, n_seq_max=slots, n_outputs_max=slots * (1 + draft.settings.n_draft)))
         if found := best(trial):
             yield saving(f"--parallel {slots}", near, found)
 
@@ -90,19 +87,24 @@ def with_cache(draft: Draft, name: str) -> Draft | None:
 
 
 def shorter_context(draft: Draft, near: Draft) -> Iterator[Change]:
-    """The longest context that fits, down to a whole 1,024."""
+    """The longest context that fits."""
+    if found := longest_context(draft):
+        yield saving(f"--ctx {found.settings.n_ctx}", near, found)
+
+
+def longest_context(draft: Draft) -> Draft | None:
+    """The placement with the longest context that fits, a whole number of 1,024 tokens and shorter than the one asked for."""
 
     def fitting(n_ctx: int) -> Draft | None:
         return best(replace(draft, settings=replace(draft.settings, n_ctx=padded(n_ctx))))
 
     low, high = LEAST_CTX // 1024, draft.settings.n_ctx // 1024
     if draft.settings.n_ctx <= LEAST_CTX or not fitting(1024 * low):
-        return
+        return None
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fitting(1024 * middle) else (low, middle)
-    if found := fitting(1024 * low):
-        yield saving(f"--ctx {1024 * low}", near, found)
+    return fitting(1024 * low)
 
 
 def less_margin(draft: Draft, near: Draft) -> Iterator[Change]:
@@ -118,7 +120,8 @@ def smaller_weights(draft: Draft, near: Draft) -> Iterator[Change]:
         if facts.weight_bytes < draft.facts.weight_bytes and best(replace(draft, facts=facts)):
             what = "experts" if facts.n_expert else "weights"
             saved = draft.facts.weight_bytes - facts.weight_bytes
-            yield Change(f"a smaller quantization: {what} in {name}, about {human_bytes(facts.weight_bytes)} in all", saved)
+            how = f"a3b quantize ... --tensor-type {'_exps' if facts.n_expert else 'weight'}={name}"
+            yield Change(f"a smaller quantization: {what} in {name}, about {human_bytes(facts.weight_bytes)} in all ({how})", saved)
 
 
 def more_memory(draft: Draft, near: Draft) -> Iterator[Change]:
@@ -147,6 +150,6 @@ def quantized(facts: Facts, bits: float) -> Facts:
         if not facts.n_expert:
             return replace(layer, dense=int(layer.dense * ratio(layer.dense, layer.dense_weights)))
         by = ratio(layer.experts, layer.expert_weights)
-        return replace(layer, experts=int(layer.experts * by), largest_expert=int(layer.largest_expert * by))
+        return replace(layer, expert_tensors=tuple((name, int(n_bytes * by)) for name, n_bytes in layer.expert_tensors))
 
     return replace(facts, layers=tuple(smaller(layer) for layer in facts.layers))

@@ -19,6 +19,7 @@ ELEMENTS = 8 << 20  # of float64: 64 MiB an array, beyond the caches of common p
 BYTES_AN_ELEMENT = 32
 SECONDS = 1.0
 KEPT_SECONDS = 90 * 86400  # a memory module may be added
+KEPT_WHEN_BUSY_SECONDS = 600
 BUSY = 0.5  # share of the cores at work, beyond which the measurement says more about them than about RAM
 
 
@@ -34,7 +35,8 @@ def ram_bandwidth(n_cores: int, file: Path | None = None) -> tuple[float | None,
         busy = 0.0
     measured = measure(n_cores)
     if busy > BUSY:
-        return measured, ("RAM bandwidth was measured while other work ran; it is measured again next time",)
+        notes = remember(file, n_cores, measured, KEPT_WHEN_BUSY_SECONDS)
+        return measured, ("RAM bandwidth was measured while other work ran; it will soon be measured again", *notes)
     return measured, remember(file, n_cores, measured)
 
 
@@ -47,15 +49,15 @@ def recall(file: Path, n_cores: int) -> float | None:
     """The measurement in `file`, unless it is of another machine, too old or not readable: then it is taken again."""
     try:
         held = json.loads(file.read_text())
-        fresh = held["machine"] == _machine(n_cores) and 0 <= time.time() - held["time"] < KEPT_SECONDS
+        fresh = held["machine"] == _machine(n_cores) and 0 <= held["until"] - time.time() <= KEPT_SECONDS
         return float(held["bytes_per_second"]) if fresh and held["bytes_per_second"] > 0 else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def remember(file: Path, n_cores: int, bytes_per_second: float) -> tuple[str, ...]:
-    """Keeps a measurement; a note when that is not possible."""
-    held = {"machine": _machine(n_cores), "time": time.time(), "bytes_per_second": bytes_per_second}
+def remember(file: Path, n_cores: int, bytes_per_second: float, seconds: float = KEPT_SECONDS) -> tuple[str, ...]:
+    """Keeps a measurement for so long; a note when that is not possible."""
+    held = {"machine": _machine(n_cores), "until": time.time() + seconds, "bytes_per_second": bytes_per_second}
     part = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -8,14 +8,19 @@ from typing import Any
 
 from a3b_gguf.planner.plan import Budget, Plan
 from a3b_gguf.report.console import say, say_table
+from a3b_gguf.report.plan_bars import bar, legend, parts
 from a3b_gguf.units import MIB, human_bytes
+
+BAR_WIDTH = 64
 
 
 def show_plan(plan: Plan) -> None:
     """The whole plan for a person."""
     say(headline(plan))
     show_memory(plan)
+    show_bars(plan)
     say_table("Choices", ("what", "value", "why"), [(reason.choice, reason.value, reason.why) for reason in plan.reasons])
+    show_speed(plan)
     for warning in plan.warnings:
         say(f"warning: {warning}")
     say(f"load: {load_line(plan)}")
@@ -50,10 +55,35 @@ def show_memory(plan: Plan) -> None:
     say_table("Memory in MiB (~ estimated)", ("term", *(budget.device for budget in budgets)), rows, numeric=range(1, len(budgets) + 1))
 
 
+def show_bars(plan: Plan) -> None:
+    """Each memory as a line of letters, one letter a share of it."""
+    width = max(len(budget.device) for budget in plan.budgets)
+    for budget in plan.budgets:
+        drawn = bar(parts(plan, budget), BAR_WIDTH)
+        say(f"{budget.device:{width}} |{drawn}| {human_bytes(budget.need)} of {human_bytes(budget.total)}")
+    say(f"{'':{width}}  {legend(plan)}\n")
+
+
+def show_speed(plan: Plan) -> None:
+    """What is expected of one request alone, and what had to be assumed for it."""
+    speed = plan.speed
+    rows = (("reading a prompt", speed.prefill), ("writing, context empty", speed.decode), ("writing, context full", speed.decode_full))
+    say_table(
+        "Speed expected of one request, tokens/s",
+        ("", "from", "to"),
+        [(name, f"{span.low:,.0f}", f"{span.high:,.0f}") for name, span in rows],
+        numeric=(1, 2),
+    )
+    for text in speed.assumed:
+        say(f"assumed: {text}")
+
+
 def load_line(plan: Plan) -> str:
     """Every load parameter as name=value; layers as the spans that they form."""
     values = asdict(plan.load)
     values["cpu_expert_layers"] = ",".join(map(str, plan.load.cpu_expert_layers)) or "none"
+    values["tensor_overrides"] = ",".join(f"{pattern}={where}" for pattern, where in plan.load.tensor_overrides) or "none"
+    values["tensor_split"] = ",".join(f"{share:g}" for share in plan.load.tensor_split) or "none"
     return " ".join(f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items())
 
 
@@ -76,4 +106,6 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "choices": [asdict(reason) for reason in plan.reasons],
         "warnings": list(plan.warnings),
         "load": asdict(plan.load),
+        "speed": asdict(plan.speed),
+        "environment": dict(plan.environment),
     }

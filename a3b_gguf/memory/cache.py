@@ -1,0 +1,78 @@
+"""What a context keeps from token to token: KV cache, recurrent states, checkpoints of them, logits."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from a3b_gguf.machine import Device
+from a3b_gguf.memory.facts import Facts
+from a3b_gguf.memory.placement import HOST, Placement
+from a3b_gguf.memory.settings import Settings
+from a3b_gguf.memory.term import Term
+from a3b_gguf.tensors import TYPES
+
+F32 = 4
+# Backends whose attention kernels read quantized caches as they are. Source: ggml/src/ggml-vulkan (flash_attn shaders dequantize
+# on the fly), ggml/src/ggml-metal (kernel_flash_attn_ext_q8_0 and kin).
+READ_QUANTIZED = ("Vulkan", "MTL")
+
+
+def kv_cache(facts: Facts, placement: Placement, settings: Settings) -> list[Term]:
+    """n_ctx rows of K and of V in each attention layer, on the layer's device.
+
+    Source: llama_kv_cache::llama_kv_cache in src/llama-kv-cache.cpp, hybrid layers by the filter in llama_model::create_memory.
+    """
+    found: dict[str, int] = defaultdict(int)
+    for i, layer in enumerate(facts.layers):
+        found[placement.layers[i]] += kv_row_bytes(facts, layer.n_head_kv, settings) * settings.n_ctx
+    return [Term("KV cache", device, n_bytes) for device, n_bytes in found.items()]
+
+
+def kv_row_bytes(facts: Facts, n_head_kv: int, settings: Settings) -> int:
+    """Bytes of one token in one layer. A quantized type needs whole blocks, which `planner.rules` checks by head size."""
+    k, v = TYPES[settings.kv_type_k], TYPES[settings.kv_type_v]
+    return (n_head_kv * facts.k_dim * k.block_bytes) // k.block + (n_head_kv * facts.v_dim * v.block_bytes) // v.block
+
+
+def recurrent_state(facts: Facts, placement: Placement, settings: Settings) -> list[Term]:
+    """Convolution and DeltaNet states in f32, one of each for every kept state and recurrent layer; no context length in it.
+
+    Source: llama_memory_recurrent in src/llama-memory-recurrent.cpp (n_seq_max * (1 + n_rs_seq) cells), n_embd_r and n_embd_s in
+    src/llama-hparams.cpp.
+    """
+    found: dict[str, int] = defaultdict(int)
+    for i, layer in enumerate(facts.layers):
+        if layer.recurrent:
+            found[placement.layers[i]] += F32 * (facts.conv_state + facts.ssm_state) * settings.n_states
+    return [Term("recurrent state", device, n_bytes) for device, n_bytes in found.items()]
+
+
+def checkpoints(settings: Settings) -> Term:
+    """Copies of recurrent states in RAM, from which a chat goes on where it was cut, taken by our own engine up to this size.
+
+    One is what llama_state_seq_get_size_ext says of a sequence with LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: Facts.state_bytes.
+    """
+    return Term("checkpoints of recurrent state", HOST, settings.checkpoint_bytes)
+
+
+def output_buffer(facts: Facts, settings: Settings) -> Term:
+    """Logits of every row that one call may ask for. Source: llama_context::output_reserve in src/llama-context.cpp."""
+    return Term("output buffer", HOST, F32 * facts.n_vocab * max(settings.n_outputs_max, settings.n_seq_max))
+
+
+def f16_copies(facts: Facts, used: Sequence[Device], placement: Placement, settings: Settings) -> list[Term]:
+    """K and V of one layer as f16 while a prompt is read: CUDA's attention kernels take quantized caches for single tokens only.
+
+    Source: launch_fattn in ggml/src/ggml-cuda/fattn-common.cuh (K_f16, V_f16 from the memory pool).
+    """
+    k, v = TYPES[settings.kv_type_k], TYPES[settings.kv_type_v]
+    dims = (0 if k.is_float else facts.k_dim) + (0 if v.is_float else facts.v_dim)
+    if not dims:
+        return []
+    heads = {
+        gpu.name: max((facts.layers[i].n_head_kv for i in placement.layers_on(gpu.name) if i < facts.n_layer), default=0)
+        for gpu in used
+        if gpu.backend not in READ_QUANTIZED
+    }
+    return [Term("f16 copy of one layer's cache", name, 2 * settings.n_ctx * n * dims, exact=False) for name, n in heads.items()]
