@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import openai
 
 from a3b_gguf.gguf_file import read_gguf
+from a3b_gguf.llama.grammar import check_grammar
 from a3b_gguf.llama.load import load_model
 from a3b_gguf.llama.params import LoadParams
 from a3b_gguf.llama.vocab import Vocab
-from a3b_gguf.prompt import PROFILES
-from a3b_gguf.template import ChatTemplate
+from a3b_gguf.prompt import PROFILES, control_tokens
+from a3b_gguf.template import ChatTemplate, Template
 from a3b_server.app import create_app
 from a3b_server.messages import EngineConfig, Facts
+from a3b_server.metrics import Metrics
 from a3b_server.process import run_engine
 from a3b_server.sampling import Sampling
 from a3b_server.service import Options, Service
-from a3b_server.supervisor import Supervisor
+from a3b_server.supervisor import Generation, Maker, Supervisor
 from fake_engine import Ending, FakeConfig, Script, run_fake
 from served import served
 
@@ -65,12 +68,12 @@ def user_turn(vocab: Vocab, content: str) -> tuple[int, ...]:
     return tuple(vocab.tokenize(f"<|im_start|>user\n{content}<|im_end|>", True))
 
 
-def fake_supervisor(vocab: Vocab, facts: Facts, n_waiting: int = 64) -> Supervisor:
-    """The fake engine with SCRIPTS."""
+def fake_supervisor(vocab: Vocab, facts: Facts, n_waiting: int = 64, most_deaths: int = 0, make: Maker = Generation) -> Supervisor:
+    """The fake engine with SCRIPTS, which is brought back after `most_deaths` deaths."""
     scripts = {user_turn(vocab, name): Script(tuple(vocab.tokenize(text, True)), ending) for name, (text, ending) in SCRIPTS.items()}
     start, user = vocab.tokenize("<|im_start|>user", True)
     (end,) = vocab.tokenize("<|im_end|>", True)
-    return Supervisor(run_fake, FakeConfig(scripts, (start, user), end, facts), n_waiting)
+    return Supervisor(run_fake, FakeConfig(scripts, (start, user), end, facts), n_waiting, most_deaths, make)
 
 
 @contextmanager
@@ -79,24 +82,44 @@ def chat_server(
 ) -> Iterator[Running]:
     """Serves with the text side of `model` and the fake engine, or with the real one when load parameters are given."""
     with load_model(model, LoadParams(n_ctx=256), vocab_only=True) as loaded:
-        vocab = Vocab(loaded)
+        vocab, metrics = Vocab(loaded), Metrics()
         if params is not None:
-            supervisor = Supervisor(run_engine, EngineConfig(model, params))
+            supervisor = Supervisor(run_engine, EngineConfig(model, params), make=metrics.generation)
         else:
-            supervisor = fake_supervisor(vocab, facts or Facts(n_ctx=4096, n_ctx_seq=1024, n_seq_max=4), n_waiting)
-        with serving(model, vocab, supervisor, options or Options()) as running:
+            facts = facts or Facts(n_ctx=4096, n_ctx_seq=1024, n_seq_max=4)
+            supervisor = fake_supervisor(vocab, facts, n_waiting, make=metrics.generation)
+        with serving(model, vocab, supervisor, options or Options(), metrics) as running:
             yield running
 
 
 @contextmanager
-def serving(model: Path, vocab: Vocab, supervisor: Supervisor, options: Options) -> Iterator[Running]:
+def serving(model: Path, vocab: Vocab, supervisor: Supervisor, options: Options, metrics: Metrics | None = None) -> Iterator[Running]:
     template = ChatTemplate(read_gguf(model).need("tokenizer.chat_template"))
-    service = Service(supervisor, vocab, template, PROFILES["qwen3.6"], MODEL, 0, options, Sampling(temperature=0))
+    service = service_of(supervisor, vocab, template, options, metrics)
     with served(create_app(service, supervisor)) as url:
         key = options.api_keys[0] if options.api_keys else "none"
         with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=30) as client:
             wait_until_settled(client, url)
             yield Running(url, client, service, supervisor)
+
+
+def service_of(
+    supervisor: Supervisor, vocab: Vocab, template: Template, options: Options | None = None, metrics: Metrics | None = None
+) -> Service:
+    profile = PROFILES["qwen3.6"]
+    return Service(
+        engine=supervisor,
+        vocab=vocab,
+        template=template,
+        profile=profile,
+        model=MODEL,
+        created=0,
+        options=options or Options(),
+        sampling=Sampling(temperature=0),
+        controls=control_tokens(profile.controls, vocab),
+        grammar_fault=partial(check_grammar, vocab),
+        metrics=metrics or Metrics(),
+    )
 
 
 def wait_until_settled(client: openai.OpenAI, url: str) -> None:

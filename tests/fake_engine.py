@@ -10,7 +10,22 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Literal
 
-from a3b_server.messages import Cancel, Event, Facts, Failed, Finished, Ready, Stop, Submit, Tokens
+from a3b_server.messages import (
+    Cancel,
+    Command,
+    Counts,
+    Event,
+    Facts,
+    Failed,
+    Finished,
+    Look,
+    Ready,
+    SlotView,
+    Snapshot,
+    Stop,
+    Submit,
+    Tokens,
+)
 
 Tuple = tuple[int, ...]
 # stop: as if the model had ended its answer. endless: from the start again until cancelled or at max_tokens.
@@ -73,7 +88,7 @@ class Fake:
     def has_work(self) -> bool:
         return any(self.running.values()) or (bool(self.waiting) and len(self.running) < self.config.facts.n_seq_max)
 
-    def obey(self, command: Submit | Cancel | Stop) -> None:
+    def obey(self, command: Command) -> None:
         match command:
             case Submit():
                 self.waiting.append(command)
@@ -83,6 +98,9 @@ class Fake:
                     self.running.pop(name, None)
                     self.waiting = [request for request in self.waiting if request not in waits]
                     self.pipe.send((Finished(name, "cancelled", 0, 0),))
+            case Look():
+                slots = tuple(SlotView(i, "writing", 1, name) for i, name in enumerate(self.running))
+                self.pipe.send((Snapshot(slots, len(self.waiting), (0, 0), Counts()),))
             case Stop():
                 self.stopped = True
 

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from llama_cpp import llama_cpp as C
 
 from a3b_gguf.errors import BadInput, MachineLacks, UsageError
-from a3b_gguf.llama import load
+from a3b_gguf.llama import buft_overrides
 from a3b_gguf.llama.batch import Batch, decode, drop, last_position, logits
 from a3b_gguf.llama.buffers import printed_buffers
 from a3b_gguf.llama.load import Context, LoadedModel, load_model, open_context
 from a3b_gguf.llama.log import CONT, DEBUG, ERROR, INFO, WARN, LlamaLog, LogLine
 from a3b_gguf.llama.params import LoadParams
 from a3b_gguf.llama.sampler import Sampler
+from a3b_gguf.llama.sampling import Sampling
 from a3b_gguf.llama.vocab import Vocab
 
 PARAMS = LoadParams(n_ctx=512, n_seq_max=2, n_batch=128, n_ubatch=128, n_outputs_max=2)
@@ -89,7 +90,7 @@ def test_experts_go_to_the_cpu_and_the_log_proves_it(tiny_bf16: Path, layers: tu
 
 
 def test_a_placement_that_did_not_take_effect_is_an_error(tiny_bf16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "EXPERT_PATTERN", r"blk\.%d\.no_such_tensor")
+    monkeypatch.setattr(buft_overrides, "EXPERT_PATTERN", r"blk\.%d\.no_such_tensor")
     with pytest.raises(MachineLacks, match=r"layers \[0, 1\] should be in RAM, llama.cpp moved \{\}"):
         load_model(tiny_bf16, replace(PARAMS, cpu_expert_layers=(0, 1)))
 
@@ -267,7 +268,7 @@ def test_sampler_draws_what_its_chain_allows(vocab: Vocab, context: Context) -> 
     order = np.argsort(logits(context, row, vocab.n_tokens))[::-1]
 
     def draws(top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 1) -> list[int]:
-        with Sampler(2.0, top_k, top_p, min_p, seed) as sampler:
+        with Sampler(Sampling(2.0, top_k, top_p, min_p, seed), vocab, 512) as sampler:
             return [sampler.sample(context, row) for _ in range(60)]
 
     assert set(draws(top_k=1)) == {order[0]}
@@ -276,5 +277,3 @@ def test_sampler_draws_what_its_chain_allows(vocab: Vocab, context: Context) -> 
     assert len(set(draws())) > 5
     assert draws(seed=3) == draws(seed=3)
     assert draws(seed=3) != draws(seed=4)
-    with pytest.raises(ValueError, match="argmax"):
-        Sampler(0.0, 0, 1.0, 0.0, 1)

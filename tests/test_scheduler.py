@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from a3b_server.calls import BadCall, Call, Limits, Rows, check_call
 from a3b_server.messages import Submit
+from a3b_server.pace import EVEN, LEAST, Pace
 from a3b_server.sampling import Sampling
-from a3b_server.scheduler import LEAST_CHUNK, Scheduler, need
+from a3b_server.scheduler import LEAST_CHUNK, Scheduler, Sequence, decode_call, need
 
 LIMITS = Limits(n_ctx=1024, n_ctx_seq=1024, n_seq_max=4, n_batch=512, n_outputs_max=4, n_vocab=1000)
 
@@ -20,8 +21,15 @@ def request(name: str, n_prompt: int, max_tokens: int = 10) -> Submit:
     return Submit(name, tuple(i % 1000 for i in range(n_prompt)), max_tokens, Sampling(temperature=0))
 
 
+def admit(scheduler: Scheduler) -> list[Sequence]:
+    found = []
+    while scheduler.next_to_start() is not None:
+        found.append(scheduler.start())
+    return found
+
+
 def started(scheduler: Scheduler) -> list[tuple[str, int]]:
-    return [(sequence.request.id, sequence.seq) for sequence in scheduler.admit()]
+    return [(sequence.request.id, sequence.seq) for sequence in admit(scheduler)]
 
 
 def test_requests_start_in_order_as_long_as_slots_and_tokens_last() -> None:
@@ -57,7 +65,7 @@ def test_a_waiting_request_can_be_withdrawn() -> None:
     scheduler = Scheduler(LIMITS, chunk=512)
     scheduler.submit(request("a", 1000))
     scheduler.submit(request("b", 1000))
-    scheduler.admit()
+    admit(scheduler)
     withdrawn = scheduler.withdraw("b")
     assert withdrawn is not None
     assert withdrawn.id == "b"
@@ -73,7 +81,7 @@ def test_prefill_is_one_sequence_in_chunks_and_only_its_last_row_gives_logits() 
     scheduler = Scheduler(replace(LIMITS, n_ctx=8192, n_ctx_seq=4096), chunk=512)
     scheduler.submit(request("a", 1300))
     scheduler.submit(request("b", 100))
-    scheduler.admit()
+    admit(scheduler)
     cuts = []
     while (call := scheduler.prefill_call()) is not None:
         (rows,) = call.rows
@@ -82,14 +90,14 @@ def test_prefill_is_one_sequence_in_chunks_and_only_its_last_row_gives_logits() 
         scheduler.evaluated(call)
         if rows.outputs:
             scheduler.running[rows.seq].tokens.append(7)
-    assert cuts == [(0, 0, 512, 0), (0, 512, 512, 0), (0, 1024, 276, 1), (1, 0, 100, 1)]
+    assert cuts == [(0, 0, 512, 0), (1, 0, 100, 1), (0, 512, 512, 0), (0, 1024, 276, 1)]
 
 
 @pytest.mark.parametrize("n_prompt", [513, 530, 575, 576, 577, 1025, 1100])
 def test_no_chunk_is_short_when_it_can_be_avoided(n_prompt: int) -> None:
     scheduler = Scheduler(replace(LIMITS, n_ctx=4096, n_ctx_seq=4096), chunk=512)
     scheduler.submit(request("a", n_prompt))
-    scheduler.admit()
+    admit(scheduler)
     lengths = []
     while scheduler.running[0].n_pending > 1:
         call = scheduler.prefill_call()
@@ -104,14 +112,14 @@ def test_decoding_takes_one_row_of_everyone_in_order_of_slots() -> None:
     scheduler = Scheduler(LIMITS, chunk=512)
     for name, n_prompt in (("a", 3), ("b", 1), ("c", 1)):
         scheduler.submit(request(name, n_prompt))
-    scheduler.admit()
-    assert scheduler.decode_call() == Call((Rows(1, 0, [0], 1), Rows(2, 0, [0], 1)))  # a prompt of one token is a row like any other
+    admit(scheduler)
+    assert decode_call(scheduler.ready()) == Call((Rows(1, 0, [0], 1), Rows(2, 0, [0], 1)))  # a prompt of one token is a row like any other
     prefill = scheduler.prefill_call()
     assert prefill is not None
     scheduler.evaluated(prefill)
     scheduler.running[0].tokens.append(42)
     scheduler.release(scheduler.running[1])
-    assert scheduler.decode_call() == Call((Rows(0, 3, [42], 1), Rows(2, 0, [0], 1)))
+    assert decode_call(scheduler.ready()) == Call((Rows(0, 3, [42], 1), Rows(2, 0, [0], 1)))
     scheduler.restart(scheduler.running[0])
     again = scheduler.prefill_call()
     assert again == Call((Rows(0, 0, [0, 1, 2, 42], 1),))
@@ -147,8 +155,8 @@ actions = st.lists(st.one_of(sizes, st.integers(0, 30)), max_size=40)
 class Driver:
     """Runs a scheduler over a cache that only counts, and checks what must hold at every step."""
 
-    def __init__(self, limits: Limits, chunk: int) -> None:
-        self.scheduler, self.limits = Scheduler(limits, chunk), limits
+    def __init__(self, limits: Limits, chunk: int, mixes: bool, n_rows: int) -> None:
+        self.scheduler, self.limits, self.n_rows = Scheduler(limits, chunk, mixes), limits, n_rows
         self.cache = dict.fromkeys(range(limits.n_seq_max), 0)
         self.n_submitted, self.order, self.ended = 0, list[str](), list[str]()
 
@@ -170,12 +178,16 @@ class Driver:
         self.scheduler.release(self.scheduler.running[seq])
 
     def step(self) -> None:
-        self.order += [sequence.request.id for sequence in self.scheduler.admit()]
+        self.order += [sequence.request.id for sequence in admit(self.scheduler)]
         assert self.scheduler.reserved <= self.limits.n_ctx
         assert len(self.scheduler.running) <= self.limits.n_seq_max
-        for call in (self.scheduler.decode_call(), self.scheduler.prefill_call()):
-            if call is not None:
-                self.run(call)
+        ready = self.scheduler.ready()
+        if ready:
+            self.run(decode_call(ready))
+        call = self.scheduler.prefill_call(self.n_rows)
+        if call is not None:
+            assert sum(len(rows.tokens) for rows in call.rows) <= min(self.n_rows, self.scheduler.chunk)
+            self.run(call)
 
     def run(self, call: Call) -> None:
         check_call(call, self.limits, self.cache.__getitem__)
@@ -189,12 +201,12 @@ class Driver:
 
 
 @settings(max_examples=150, deadline=None)
-@given(actions=actions, chunk=st.integers(1, 200), split=st.booleans())
+@given(actions=actions, chunk=st.integers(1, 200), n_rows=st.integers(1, 200), split=st.booleans(), mixes=st.booleans())
 def test_whatever_comes_reservations_fit_calls_are_right_and_everyone_ends(
-    actions: list[tuple[int, int] | int], chunk: int, split: bool
+    actions: list[tuple[int, int] | int], chunk: int, n_rows: int, split: bool, mixes: bool
 ) -> None:
     """A pair submits a request of that size; a number cancels the request of that number. Afterwards everything runs to its end."""
-    driver = Driver(replace(LIMITS, n_ctx_seq=256 if split else 1024), chunk)
+    driver = Driver(replace(LIMITS, n_ctx_seq=256 if split else 1024), chunk, mixes, n_rows)
     for action in actions:
         if isinstance(action, tuple):
             driver.submit(*action)
@@ -205,3 +217,76 @@ def test_whatever_comes_reservations_fit_calls_are_right_and_everyone_ends(
         driver.step()
     assert sorted(driver.ended, key=int) == [str(i) for i in range(driver.n_submitted)]
     assert driver.order == sorted(driver.order, key=int)
+
+
+def test_reading_takes_turns_so_that_the_short_do_not_wait_for_the_long() -> None:
+    scheduler = Scheduler(replace(LIMITS, n_ctx=8192, n_ctx_seq=8192), chunk=512)
+    for name, n_prompt in (("long", 2000), ("b", 300), ("c", 100)):
+        scheduler.submit(request(name, n_prompt))
+    admit(scheduler)
+    order = []
+    while (call := scheduler.prefill_call()) is not None:
+        (rows,) = call.rows
+        order.append(scheduler.running[rows.seq].request.id)
+        scheduler.evaluated(call)
+    assert order == ["long", "c", "long", "b", "long", "long"]
+
+
+def test_prompts_share_a_chunk_where_the_model_gains_by_it() -> None:
+    scheduler = Scheduler(replace(LIMITS, n_ctx=8192, n_ctx_seq=8192), chunk=512, mixes=True)
+    for name, n_prompt in (("a", 60), ("b", 60), ("c", 600), ("d", 60)):
+        scheduler.submit(request(name, n_prompt))
+    admit(scheduler)
+    call = scheduler.prefill_call()
+    assert call is not None
+    assert [(rows.seq, len(rows.tokens), rows.outputs) for rows in call.rows] == [(0, 60, 1), (1, 60, 1), (2, 392, 0)]
+    scheduler.evaluated(call)
+    call = scheduler.prefill_call()
+    assert call is not None
+    assert [(rows.seq, len(rows.tokens), rows.outputs) for rows in call.rows] == [(2, 208, 1), (3, 60, 1)]
+
+
+def test_reading_pauses_at_stops_and_waits_for_others() -> None:
+    scheduler = Scheduler(replace(LIMITS, n_ctx=8192, n_ctx_seq=8192), chunk=512)
+    scheduler.submit(request("a", 1000))
+    scheduler.submit(request("b", 700))
+    first, second = admit(scheduler)
+    first.stops, second.after = [100, 980], (first, 600)
+    lengths = []
+    while (call := scheduler.prefill_call()) is not None:
+        assert [rows.seq for rows in call.rows] == [0]
+        lengths.append(len(call.rows[0].tokens))
+        scheduler.evaluated(call)
+    assert lengths == [100, 512, 368, 20]
+    assert scheduler.ready() == []
+    second.after = None
+    assert scheduler.prefill_call() is not None
+
+
+def test_drafts_are_rows_that_all_give_logits() -> None:
+    scheduler = Scheduler(LIMITS, chunk=512)
+    for name in "ab":
+        scheduler.submit(request(name, 1))
+    admit(scheduler)
+    assert decode_call(scheduler.ready(), {0: [5, 6], 1: [7, 8]}) == Call((Rows(0, 0, [0, 5, 6], 3), Rows(1, 0, [0, 7, 8], 3)))
+
+
+def test_a_chunk_beside_others_takes_no_longer_than_they_may_wait() -> None:
+    pace = Pace(512, target=0.1)
+    assert pace.rows(0, 1) == 512
+    assert pace.rows(4, 1) == EVEN  # nothing was measured yet
+    for _ in range(50):
+        pace.note(512, 0.512)  # 1 ms a row
+    assert pace.rows(4, 1) == 64
+    assert pace.rows(0, 1) == 512
+    assert pace.rows(1, 7) == 512  # seven who have nothing yet, one who waits
+    assert pace.rows(2, 4) == 192
+    for _ in range(50):
+        pace.note(64, 0.64)
+    assert pace.rows(4, 1) == LEAST
+    for _ in range(50):
+        pace.note(64, 0.0064)
+    assert pace.rows(4, 1) == 512
+    pace.note(1, 9.0)  # a single row says nothing about chunks
+    assert pace.rows(4, 1) == 512
+    assert Pace(256, fixed=True).rows(4, 1) == 256

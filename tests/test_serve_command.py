@@ -73,7 +73,9 @@ def test_it_plans_loads_serves_and_ends_on_sigterm(tiny_bf16: Path) -> None:
         assert "Choices" in said
         assert "2 at a time, 2,048 tokens" in said
         compared = {words[0]: words[1:] for line in served.lines if len(words := line.split()) == 5}
-        for kind in ("model", "kv", "recurrent", "output"):
+        assert "dry run: llama.cpp's allocator agrees" in said
+        assert "the engine's process holds" in said
+        for kind in ("model", "context", "output"):
             device, predicted, real, _ = compared[kind]
             assert device == "RAM"
             assert float(predicted) == pytest.approx(float(real), abs=0.11)
@@ -105,6 +107,13 @@ def test_it_ends_on_ctrl_c_in_the_middle_of_an_answer(tiny_bf16: Path, inherited
         next(iter(stream))  # and goes on
         stream.close()
         assert served.process.wait(HANGS_SECONDS) == 130
+        assert_all_gone(family)
+
+
+def test_it_ends_when_its_terminal_goes_away(tiny_bf16: Path) -> None:
+    with serving(tiny_bf16, *PLAN) as served:
+        family = served.family
+        assert served.end(signal.SIGHUP) == 0
         assert_all_gone(family)
 
 

@@ -14,10 +14,14 @@ from a3b_gguf.llama.load import Context
 
 
 class Batch:
-    """A llama_batch of up to `n_rows` rows over numpy arrays, which it owns; nothing to free."""
+    """A llama_batch of up to `n_rows` rows over numpy arrays, which it owns; nothing to free.
 
-    def __init__(self, n_rows: int) -> None:
+    hidden: float32 [n_rows, n_embd], rows that an MTP block reads beside the tokens; for other contexts n_embd is 0.
+    """
+
+    def __init__(self, n_rows: int, n_embd: int = 0) -> None:
         self.token, self.pos, self.seq = (np.zeros(n_rows, np.int32) for _ in range(3))
+        self.hidden = np.zeros((n_rows, n_embd), np.float32)
         self.n_seq, self.output = np.ones(n_rows, np.int32), np.zeros(n_rows, np.int8)
         # llama_batch.seq_id is an array of pointers, one a row; row i points at seq[i].
         self._seq_pointers = (self.seq.ctypes.data + self.seq.itemsize * np.arange(n_rows)).astype(np.uintp)
@@ -29,6 +33,7 @@ class Batch:
             "n_seq_id": self.n_seq,
             "seq_id": self._seq_pointers,
             "logits": self.output,
+            **({"embd": self.hidden} if n_embd else {}),
         }
         for name, values in columns.items():
             setattr(self.struct, name, ctypes.cast(values.ctypes.data, types[name]))

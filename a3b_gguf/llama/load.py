@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,24 +12,24 @@ from typing import Any, Self
 import llama_cpp.llama_cpp as C
 
 from a3b_gguf.errors import A3BError, BadInput, MachineLacks, UsageError
+from a3b_gguf.llama.buft_overrides import buft_overrides, check_moved, moved_tensors
 from a3b_gguf.llama.log import LlamaLog, LogLine
+from a3b_gguf.llama.overrides import expert_overrides
 from a3b_gguf.llama.params import KV_TYPES, LoadParams
-from a3b_gguf.llama.symbols import ggml_function
 from a3b_gguf.tensors import TYPES
 
-# What --n-cpu-moe of llama.cpp matches. Source: LLM_FFN_EXPS_REGEX in llama.cpp common/common.h
-EXPERT_PATTERN = r"blk\.%d\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-OVERRIDDEN = re.compile(r"tensor blk\.(\d+)\.\S+ .* buffer type overridden to ")
+CONTEXT_TYPE_MTP = 1  # LLAMA_CONTEXT_TYPE_MTP of llama.h
+MOST_DRAFTS = 8
+LOAD_MODES = {  # (mapped, locked)
+    (True, False): C.LLAMA_LOAD_MODE_MMAP,
+    (False, False): C.LLAMA_LOAD_MODE_NONE,
+    (True, True): C.LLAMA_LOAD_MODE_MMAP_MLOCK,
+    (False, True): C.LLAMA_LOAD_MODE_MLOCK,
+}
 OUT_OF_MEMORY = re.compile(r"(failed|unable) to allocate|out of memory|insufficient memory|bad_alloc|not enough", re.IGNORECASE)
 
 # (address of the ggml_tensor, asked before computing it or told after, None) -> wanted / go on
 EvalCallback = Callable[[int, bool, Any], bool]
-
-
-class BuftOverride(ctypes.Structure):
-    """struct llama_model_tensor_buft_override of llama.h, which llama_cpp does not bind."""
-
-    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
 
 
 class LoadedModel:
@@ -50,8 +49,18 @@ class LoadedModel:
 
     @property
     def n_moved(self) -> int:
-        """Expert tensors that were put into CPU buffers."""
-        return sum(1 for line in self.log if OVERRIDDEN.match(line.text))
+        """Tensors that were put into CPU buffers."""
+        return len(moved_tensors(self.log))
+
+    @property
+    def n_embd(self) -> int:
+        """Width of a hidden row."""
+        return int(C.llama_model_n_embd_out(self.pointer))
+
+    @property
+    def n_layer_nextn(self) -> int:
+        """MTP blocks that the file has, loaded or not."""
+        return int(C.llama_model_n_layer_nextn(self.pointer))
 
     @property
     def is_hybrid(self) -> bool:
@@ -99,22 +108,30 @@ class Context:
         self.close()
 
 
-def load_model(path: Path, params: LoadParams, vocab_only: bool = False) -> LoadedModel:
+def load_model(path: Path, params: LoadParams, vocab_only: bool = False, dry: bool = False) -> LoadedModel:
     """Loads `path` with the experts of `params.cpu_expert_layers` in CPU buffers. vocab_only: no tensors, for tokenizing.
 
-    No GPU is touched when n_gpu_layers is 0, nor for a vocabulary.
+    dry: no tensor is read and nothing is allocated; contexts on it tell their sizes and cannot compute. No GPU is touched when
+    n_gpu_layers is 0, nor for a vocabulary.
     Raises BadInput with llama.cpp's own words when it refuses the file, MachineLacks when memory is short or when the experts of
     another set of layers than asked for were moved.
     """
     if not path.is_file():
         raise BadInput(f"{path} is not a file", "give a .gguf file")
-    overrides = _expert_overrides(() if vocab_only else params.cpu_expert_layers)
+    overrides = buft_overrides(LoadParams(n_ctx=0) if vocab_only else params)
     C.llama_backend_init()
     asked = C.llama_model_default_params()
     asked.n_gpu_layers = params.n_gpu_layers
-    asked.load_mode = C.LLAMA_LOAD_MODE_MMAP if params.use_mmap else C.LLAMA_LOAD_MODE_NONE
+    asked.load_mode = LOAD_MODES[params.use_mmap, params.use_mlock and not vocab_only]
+    shares = _shares(params)  # another bare address
+    asked.tensor_split = shares
     asked.load_mtp = params.load_mtp
     asked.vocab_only = vocab_only
+    asked.no_alloc = dry
+    if dry:  # llama.cpp does not map a file that it does not read
+        asked.load_mode = LOAD_MODES[False, False]
+    metadata = expert_overrides(path, 0 if vocab_only else params.n_expert_used)
+    asked.kv_overrides = metadata
     # The field is a bare address: `overrides` must live until the load returns, and does, being a local.
     asked.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
     # An empty list of devices: without it a GPU that gets no layer would still be opened, and compute for the CPU.
@@ -129,24 +146,30 @@ def load_model(path: Path, params: LoadParams, vocab_only: bool = False) -> Load
     model = LoadedModel(pointer, path, lines)
     if not vocab_only:
         try:
-            _check_overrides(model, params)
+            # The MTP block counts as one more layer and is loaded only when asked for.
+            n_layers = model.n_layer + (model.n_layer_nextn if params.load_mtp else 0)
+            check_moved(moved_tensors(lines), params, n_layers, path)
         except A3BError:
             model.close()
             raise
     return model
 
 
-def open_context(model: LoadedModel, params: LoadParams, eval_callback: EvalCallback | None = None) -> Context:
+def open_context(model: LoadedModel, params: LoadParams, eval_callback: EvalCallback | None = None, mtp: bool = False) -> Context:
     """A context on `model`. eval_callback sees every graph node; asking for a node makes the computation stop after it.
 
+    mtp: a context of the model's MTP block, which must have been loaded; it has a cache of its own and no recurrent state.
+    A hybrid's context keeps params.n_draft states of each sequence beside the newest, so that drafts can be taken back.
     Raises UsageError for parameters that would abort the process, MachineLacks when memory is short.
     """
     _check_params(params)
     asked = C.llama_context_default_params()
     asked.n_ctx, asked.n_batch, asked.n_ubatch = params.n_ctx, params.n_batch, params.n_ubatch
     asked.n_seq_max, asked.kv_unified = params.n_seq_max, params.kv_unified
-    asked.n_outputs_max = params.n_outputs_max
-    asked.n_outputs_max_per_seq = max(1, params.n_outputs_max // params.n_seq_max)
+    asked.n_outputs_max = params.n_seq_max if mtp else params.n_outputs_max
+    asked.n_outputs_max_per_seq = max(1, asked.n_outputs_max // params.n_seq_max)
+    asked.ctx_type = CONTEXT_TYPE_MTP if mtp else 0
+    asked.n_rs_seq = params.n_draft if model.is_hybrid and not mtp else 0
     asked.n_threads, asked.n_threads_batch = params.n_threads, params.n_threads_batch
     asked.type_k, asked.type_v = TYPES[params.kv_type_k].number, TYPES[params.kv_type_v].number
     asked.flash_attn_type = C.LLAMA_FLASH_ATTN_TYPE_ENABLED if params.flash_attn else C.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -160,31 +183,12 @@ def open_context(model: LoadedModel, params: LoadParams, eval_callback: EvalCall
     return Context(pointer, model, callback, lines)
 
 
-def _expert_overrides(layers: Sequence[int]) -> ctypes.Array[BuftOverride]:
-    """One entry a layer and a zeroed last one, where the loader stops. The array owns its patterns, nobody else owns the array."""
-    array = (BuftOverride * (len(layers) + 1))()
-    if layers:
-        cpu = ggml_function("ggml_backend_cpu_buffer_type", ctypes.c_void_p, [])()
-        for entry, layer in zip(array, layers, strict=False):
-            entry.pattern, entry.buft = (EXPERT_PATTERN % layer).encode(), cpu
-    return array
-
-
-def _check_overrides(model: LoadedModel, params: LoadParams) -> None:
-    """llama.cpp names each tensor that it moved; these lines are the only proof that a placement took effect.
-
-    A layer has 3 expert tensors (gate, up, down), or 2 where gate and up are one.
-    """
-    # The MTP block counts as one more layer and is loaded only when asked for.
-    n_layers = model.n_layer + (int(C.llama_model_n_layer_nextn(model.pointer)) if params.load_mtp else 0)
-    asked = {layer for layer in params.cpu_expert_layers if layer < n_layers}
-    moved = Counter(int(match[1]) for line in model.log if (match := OVERRIDDEN.match(line.text)))
-    if set(moved) != asked or not set(moved.values()) <= {2, 3}:
-        raise MachineLacks(
-            f"{model.path}: the experts of layers {sorted(asked)} should be in RAM, "
-            f"llama.cpp moved {dict(sorted(moved.items()))} (layer: tensors)",
-            "the model has no routed experts there, or the installed llama-cpp-python is not the pinned one",
-        )
+def _shares(params: LoadParams) -> ctypes.Array[ctypes.c_float]:
+    """tensor_split as C wants it: one share for every device that llama.cpp could have. All zeros: by free memory."""
+    most = int(C.llama_max_devices())
+    if len(params.tensor_split) > most:
+        raise UsageError(f"{len(params.tensor_split)} shares of GPUs, llama.cpp knows {most} devices at most")
+    return (ctypes.c_float * most)(*params.tensor_split)
 
 
 def _check_params(params: LoadParams) -> None:
@@ -192,8 +196,14 @@ def _check_params(params: LoadParams) -> None:
     for kind in (params.kv_type_k, params.kv_type_v):
         if kind not in KV_TYPES:
             raise UsageError(f"there is no KV cache type {kind!r}", f"known: {', '.join(KV_TYPES)}")
-    if params.n_outputs_max < params.n_seq_max:
-        raise UsageError(f"n_outputs_max is {params.n_outputs_max}, less than the {params.n_seq_max} sequences")
+    if not 0 <= params.n_draft <= MOST_DRAFTS:
+        raise UsageError(f"{params.n_draft} tokens cannot be drafted", f"0 to {MOST_DRAFTS}")
+    rows = params.n_seq_max * (1 + params.n_draft)
+    if params.n_outputs_max < rows:
+        each = f"with {params.n_draft} drafts each "
+        raise UsageError(f"n_outputs_max is {params.n_outputs_max}, less than the {params.n_seq_max} sequences {each}need")
+    if params.n_ubatch < rows or params.n_ubatch < params.n_draft + 2:
+        raise UsageError(f"n_ubatch is {params.n_ubatch}, less than a row of each of {params.n_seq_max} sequences and its drafts need")
     if params.n_ubatch > params.n_batch:
         raise UsageError(f"n_ubatch is {params.n_ubatch}, more than n_batch, which is {params.n_batch}")
     if not params.flash_attn and not TYPES[params.kv_type_v].is_float:

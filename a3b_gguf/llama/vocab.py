@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cached_property
 
 import llama_cpp.llama_cpp as C
 
@@ -15,11 +16,11 @@ class Vocab:
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
-        self._vocab = C.llama_model_get_vocab(model.pointer)
+        self.pointer = C.llama_model_get_vocab(model.pointer)
         self._pieces: dict[int, bytes] = {}
-        self.n_tokens = int(C.llama_vocab_n_tokens(self._vocab))
-        self.bos, self.eos = int(C.llama_vocab_bos(self._vocab)), int(C.llama_vocab_eos(self._vocab))  # -1: the model has none
-        self.add_bos = bool(C.llama_vocab_get_add_bos(self._vocab))
+        self.n_tokens = int(C.llama_vocab_n_tokens(self.pointer))
+        self.bos, self.eos = int(C.llama_vocab_bos(self.pointer)), int(C.llama_vocab_eos(self.pointer))  # -1: the model has none
+        self.add_bos = bool(C.llama_vocab_get_add_bos(self.pointer))
 
     def tokenize(self, text: str, parse_special: bool) -> list[int]:
         """Tokens of `text`, without BOS or EOS. parse_special: control tokens in the text become themselves, else their letters.
@@ -34,7 +35,7 @@ class Vocab:
         room = len(raw) + 8  # a token is at least one byte, but for a few added by normalizers
         while True:
             found = (C.llama_token * room)()
-            count = C.llama_tokenize(self._vocab, raw, len(raw), found, room, False, parse_special)
+            count = C.llama_tokenize(self.pointer, raw, len(raw), found, room, False, parse_special)
             if count >= 0:
                 return list(found[:count])
             room = -count
@@ -52,11 +53,16 @@ class Vocab:
         room = 64
         while True:
             buffer = ctypes.create_string_buffer(room)
-            count = C.llama_token_to_piece(self._vocab, token, buffer, room, 0, True)
+            count = C.llama_token_to_piece(self.pointer, token, buffer, room, 0, True)
             if count >= 0:
                 return buffer.raw[:count]
             room = -count
 
+    @cached_property
+    def eog_tokens(self) -> tuple[int, ...]:
+        """All tokens that end a generation."""
+        return tuple(filter(self.is_eog, range(self.n_tokens)))
+
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation."""
-        return bool(C.llama_vocab_is_eog(self._vocab, token))
+        return bool(C.llama_vocab_is_eog(self.pointer, token))

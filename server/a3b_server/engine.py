@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-import math
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from a3b_gguf.llama.batch import Batch, decode, drop, last_position, logits
+from a3b_gguf.errors import UsageError
+from a3b_gguf.llama.batch import Batch, decode, last_position, logits
+from a3b_gguf.llama.candidates import Candidates
 from a3b_gguf.llama.load import Context
-from a3b_gguf.llama.sampler import Sampler
 from a3b_gguf.llama.vocab import Vocab
-from a3b_server.calls import BadCall, Call, Limits, check_call
-from a3b_server.messages import Event, Failed, Finished, FinishReason, Submit, Tokens
-from a3b_server.scheduler import Scheduler, Sequence
+from a3b_server.calls import BadCall, Call, Limits, Rows, check_call
+from a3b_server.drafts import Drafter, Speculation
+from a3b_server.messages import Counts, Event, Failed, Finished, FinishReason, SlotState, SlotView, Snapshot, Submit, TokenLogprobs, Tokens
+from a3b_server.pace import Pace
+from a3b_server.picker import GrammarEnded, NotNumbers, Picker, logprobs
+from a3b_server.prefixes import Holding
+from a3b_server.scheduler import Scheduler, Sequence, decode_call
+from a3b_server.slots import Slots
+from a3b_server.thinking import ThinkClock
 
 # Results of llama_decode. Everything else (2: aborted, -2 and -3: failed) leaves the sequences of the call in an unknown state.
 DONE, NO_ROOM, REFUSED = 0, 1, -1
 MOST_RESTARTS = 1
 
 Emit = Callable[[tuple[Event, ...]], None]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """chunk: most rows of a prompt in a call. reproducible: a request gets the same bits whatever else runs: calls of one sequence and
+    equal cuts. checkpoint_bytes: RAM for states of hybrids. always_draft: without asking whether it pays.
+    """
+
+    chunk: int
+    reproducible: bool = False
+    checkpoint_bytes: int = 0
+    always_draft: bool = False
 
 
 class Engine:
@@ -27,11 +47,20 @@ class Engine:
     Use it from one thread. Requests are submitted and cancelled between steps only, so no call is ever interrupted.
     """
 
-    def __init__(self, context: Context, vocab: Vocab, limits: Limits, chunk: int, emit: Emit) -> None:
-        self.scheduler = Scheduler(limits, chunk)
-        self._context, self._vocab, self._limits, self._emit = context, vocab, limits, emit
-        self._batch = Batch(limits.n_batch)
-        self._samplers: dict[int, Sampler] = {}  # by slot; greedy requests have none
+    def __init__(
+        self, context: Context, vocab: Vocab, limits: Limits, options: Options, emit: Emit, drafter: Drafter | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._context, self._vocab, self._limits, self._options, self._emit, self._clock = context, vocab, limits, options, emit, clock
+        self.scheduler = Scheduler(limits, options.chunk, mixes=not (context.model.is_hybrid or options.reproducible))
+        self.slots = Slots(context, limits, options.chunk if options.reproducible else 0, options.checkpoint_bytes, drafter)
+        self._speculation = Speculation(drafter, options.reproducible, options.always_draft) if drafter else None
+        self._pace = Pace(self.scheduler.chunk, fixed=options.reproducible)
+        self._batch, self._candidates = Batch(limits.n_batch), Candidates(limits.n_vocab)
+        self._pickers: dict[str, Picker] = {}  # these three by request
+        self._thinking: dict[str, ThinkClock] = {}
+        self._deadlines: dict[str, float] = {}
+        self._pairs, self._told = list[tuple[str, int]](), list[TokenLogprobs | None]()
         self._events: list[Event] = []
 
     def submit(self, request: Submit) -> None:
@@ -39,38 +68,92 @@ class Engine:
         try:
             self.scheduler.submit(request)
         except ValueError as error:
-            self._events.append(Failed(request.id, str(error)))
+            self._note(Failed(request.id, str(error)))
             self._flush()
+            return
+        if request.time_limit_s is not None:
+            self._deadlines[request.id] = self._clock() + request.time_limit_s
 
-    def cancel(self, request_id: str) -> None:
+    def cancel(self, request_id: str, reason: FinishReason = "cancelled") -> None:
         """Ends a request, waiting or running; nothing happens when it is over already."""
         sequence = self.scheduler.find(request_id)
         if sequence is not None:
-            self._finish(sequence, "cancelled")
+            self._finish(sequence, reason)
         elif (request := self.scheduler.withdraw(request_id)) is not None:
-            self._events.append(Finished(request.id, "cancelled", len(request.tokens), 0))
+            self._deadlines.pop(request_id, None)
+            self._note(Finished(request.id, reason, len(request.tokens), 0))
         self._flush()
 
     def step(self) -> None:
-        """Admits, then one token for everyone who generates, then one chunk of one prompt."""
-        for sequence in self.scheduler.admit():
-            wanted = sequence.request.sampling
-            if not wanted.is_greedy:
-                self._samplers[sequence.seq] = Sampler(wanted.temperature, wanted.top_k, wanted.top_p, wanted.min_p, wanted.seed)
-        for next_call in (self.scheduler.decode_call, self.scheduler.prefill_call):
-            call = next_call()
-            if call is not None:
-                self._run(call)
-                self._flush()
+        """Admits, then one token (or a few that were guessed) for everyone who generates, then one chunk of prompts."""
+        self._expire()
+        self._admit()
+        n_writing = self._decode()
+        call = self.scheduler.prefill_call(self._pace.rows(n_writing, self.scheduler.n_reading))
+        if call is not None:
+            started = time.perf_counter()
+            self._run(call)
+            self._pace.note(sum(len(rows.tokens) for rows in call.rows), time.perf_counter() - started)
+        self._flush()
+
+    def look(self) -> Snapshot:
+        """What every slot does, and counts since the start."""
+        running = self.scheduler.running
+        views = tuple(_view(held, running.get(held.seq)) for held in self.slots.held(running))
+        pool = self.slots.checkpoints
+        return Snapshot(views, len(self.scheduler.waiting), (len(pool), pool.n_most), Counts(**self.slots.tally))
 
     def close(self) -> None:
-        """Cancels everything."""
+        """Cancels everything and empties the cache."""
         for request in tuple(self.scheduler.waiting):
             self.cancel(request.id)
         for sequence in tuple(self.scheduler.running.values()):
             self.cancel(sequence.request.id)
+        self.slots.clear()
+
+    def _expire(self) -> None:
+        if self._deadlines:
+            now = self._clock()
+            for request_id in [name for name, deadline in self._deadlines.items() if deadline <= now]:
+                self.cancel(request_id, "time")
+
+    def _admit(self) -> None:
+        running = self.scheduler.running
+        for sequence in tuple(running.values()):
+            if sequence.after is not None and not self.slots.must_wait(sequence, running):
+                self.slots.resume(sequence, running)
+        while (request := self.scheduler.next_to_start()) is not None:
+            try:
+                picker = Picker(request, self._vocab, self._candidates, self._limits.n_ctx_seq)
+            except UsageError as error:
+                self.scheduler.withdraw(request.id)
+                self._deadlines.pop(request.id, None)
+                self._note(Failed(request.id, error.message))
+                continue
+            start = self.slots.find(list(request.tokens), running)
+            sequence = self.scheduler.start(start.seq)
+            self._pickers[request.id] = picker
+            if request.think is not None:
+                self._thinking[request.id] = ThinkClock(request.think)
+            self.slots.begin(sequence, start, running)
+
+    def _decode(self) -> int:
+        """One step of all who generate; how many there were. Rows with drafts and rows without never share a call."""
+        ready = self.scheduler.ready()
+        started = time.perf_counter()
+        drafts = self._speculation.drafts(ready) if self._speculation and ready else {}
+        for group in ([s for s in ready if s.seq in drafts], [s for s in ready if s.seq not in drafts]):
+            for sequences in [[s] for s in group] if self._options.reproducible else [group] if group else []:
+                self._run(decode_call(sequences, drafts))
+                if self._speculation:
+                    now = time.perf_counter()
+                    self._speculation.costs.note(len(sequences), now - started, sequences[0].seq in drafts)
+                    started = now
+        self._flush()
+        return len(ready)
 
     def _run(self, call: Call) -> None:
+        """Runs a call and everything that follows from it."""
         try:
             check_call(call, self._limits, lambda seq: last_position(self._context, seq) + 1)
         except BadCall as error:
@@ -83,36 +166,70 @@ class Engine:
             self._recover(result, call)
             return
         self.scheduler.evaluated(call)
-        self._draw([(self.scheduler.running[rows.seq], row) for rows, row in zip(call.rows, last_rows, strict=True) if rows.outputs])
+        sequences = [self.scheduler.running[rows.seq] for rows in call.rows]
+        self.slots.evaluated(call, sequences)
+        # Everything up to the last roll-back happens before the next call: later it would bring back another state.
+        for sequence, rows, last in zip(sequences, call.rows, last_rows, strict=True):
+            if rows.outputs:
+                self._advance(sequence, rows, last + 1 - rows.outputs)
 
-    def _draw(self, outputs: list[tuple[Sequence, int]]) -> None:
-        """Chooses the next token of each sequence from its row of logits, and ends those that are over."""
-        pairs: list[tuple[str, int]] = []
-        over: list[tuple[Sequence, FinishReason]] = []
-        for sequence, row in outputs:
-            token = self._pick(sequence, row)
-            if token is None:
-                self._end(sequence)
-                self._events.append(Failed(sequence.request.id, "the model's logits are not numbers; its file may be damaged"))
-                continue
-            sequence.tokens.append(token)
-            if self._vocab.is_eog(token):
-                over.append((sequence, "stop"))
-                continue
-            pairs.append((sequence.request.id, token))
-            if sequence.n_generated >= sequence.request.max_tokens:
-                over.append((sequence, "length"))
-        if pairs:
-            self._events.append(Tokens(tuple(pairs)))
-        for sequence, reason in over:
-            self._finish(sequence, reason)
+    def _advance(self, sequence: Sequence, rows: Rows, first: int) -> None:
+        """Draws from the logits of the batch's rows from `first` on, as long as what was drawn is what was guessed."""
+        guessed = rows.tokens[len(rows.tokens) + 1 - rows.outputs :]
+        n_kept = sequence.evaluated - len(guessed)
+        for i in range(rows.outputs):
+            over = self._draw(sequence, first + i)
+            if over or i == len(guessed) or sequence.tokens[n_kept:] != [guessed[i]]:
+                break
+            n_kept += 1
+        if sequence.seq not in self.scheduler.running:  # it failed
+            return
+        if guessed and self._speculation:
+            self._speculation.note(sequence, n_kept - sequence.evaluated + len(guessed))
+        if n_kept < sequence.evaluated and not self.slots.roll_back(sequence, n_kept):
+            if not over:
+                self._start_again(sequence, "drafts cannot be taken back")
+                return
+            self.slots.drop(sequence.seq)
+            sequence.evaluated = 0
+        if over:
+            self._finish(sequence, over)
 
-    def _pick(self, sequence: Sequence, row: int) -> int | None:
-        """The next token of a sequence; None when its logit is no number."""
+    def _draw(self, sequence: Sequence, row: int) -> FinishReason | None:
+        """Appends the next token of a sequence; says why it is over, if it is. A request that fails is ended here."""
+        request = sequence.request
         row_logits = logits(self._context, row, self._limits.n_vocab)
-        sampler = self._samplers.get(sequence.seq)
-        token = int(row_logits.argmax()) if sampler is None else sampler.sample(self._context, row)
-        return token if math.isfinite(row_logits[token]) else None
+        try:
+            token = self._pickers[request.id].pick(self._context, row, row_logits)
+        except NotNumbers:
+            self._fail_one(sequence, "the model's logits are not numbers; its file may be damaged")
+            return "stop"
+        except GrammarEnded as error:
+            self._fail_one(sequence, str(error))
+            return "stop"
+        sequence.tokens.append(token)
+        if self._vocab.is_eog(token):
+            return "stop"
+        n_top = request.sampling.n_logprobs
+        self._tell(request, token, None if n_top is None else logprobs(row_logits, token, n_top))
+        if sequence.n_generated >= request.max_tokens:
+            return "length"
+        return self._close_thinking(sequence, token)
+
+    def _close_thinking(self, sequence: Sequence, token: int) -> FinishReason | None:
+        """Writes the end of a think block whose budget is used up."""
+        clock = self._thinking.get(sequence.request.id)
+        for written in clock.tick(self._vocab.piece(token)) if clock else ():
+            self._pickers[sequence.request.id].write(written)
+            sequence.tokens.append(written)
+            self._tell(sequence.request, written, None)
+            if sequence.n_generated >= sequence.request.max_tokens:
+                return "length"
+        return None
+
+    def _tell(self, request: Submit, token: int, told: TokenLogprobs | None) -> None:
+        self._pairs.append((request.id, token))
+        self._told.append(told)
 
     def _recover(self, result: int, call: Call) -> None:
         """After a call that failed. Source of the results: llama_decode in llama.h, and what memory holds after each was measured."""
@@ -123,41 +240,75 @@ class Engine:
             self._fail(call, "internal error: llama.cpp refused a batch")
         else:
             for sequence in sequences:
-                drop(self._context, sequence.seq)
-                if sequence.n_restarts < MOST_RESTARTS:
-                    self.scheduler.restart(sequence)
-                else:
-                    self._end(sequence)
-                    self._events.append(Failed(sequence.request.id, f"llama.cpp failed twice to compute (result {result})"))
+                self._start_again(sequence, f"llama.cpp failed twice to compute (result {result})")
+
+    def _start_again(self, sequence: Sequence, why: str) -> None:
+        """The cache has lost a sequence. Reads it anew, once; the second time the request fails."""
+        self.slots.drop(sequence.seq)
+        if sequence.n_restarts < MOST_RESTARTS:
+            self.slots.tally["n_restarted"] += 1
+            self.scheduler.restart(sequence)
+        else:
+            self._fail_one(sequence, why)
 
     def _make_room(self, call: Call, sequences: list[Sequence]) -> None:
-        """The cache is full although reservations fit: halve a chunk, else end the youngest request of the call."""
-        rows = call.rows[0]
-        if len(call.rows) == 1 and len(rows.tokens) > 1:
-            self._run(Call((replace(rows, tokens=rows.tokens[: len(rows.tokens) // 2], outputs=0),)))
-            return
-        youngest = [s for s in self.scheduler.running.values() if s in sequences][-1]
-        self._finish(youngest, "length")
+        """The cache is full: drop what nobody uses, then drafts, then halve a chunk, else end the youngest request of the call."""
+        if self.slots.evict(self.scheduler.running):
+            self._run(call)
+        elif all(rows.outputs == len(rows.tokens) for rows in call.rows) and any(rows.outputs > 1 for rows in call.rows):
+            self._run(decode_call(sequences))
+        elif (longest := max(call.rows, key=lambda rows: len(rows.tokens))) and len(longest.tokens) > 1:
+            self._run(Call((replace(longest, tokens=longest.tokens[: len(longest.tokens) // 2], outputs=0),)))
+        else:
+            self._finish([s for s in self.scheduler.running.values() if s in sequences][-1], "length")
 
     def _fail(self, call: Call, message: str) -> None:
         for rows in call.rows:
-            sequence = self.scheduler.running[rows.seq]
-            self._end(sequence)
-            self._events.append(Failed(sequence.request.id, message))
+            self._fail_one(self.scheduler.running[rows.seq], message)
+
+    def _fail_one(self, sequence: Sequence, message: str) -> None:
+        self.slots.drop(sequence.seq)
+        self._release(sequence)
+        self._note(Failed(sequence.request.id, message))
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        self._end(sequence)
-        self._events.append(Finished(sequence.request.id, reason, len(sequence.request.tokens), sequence.n_generated))
+        request = sequence.request
+        self.slots.finish(sequence)
+        self._release(sequence)
+        counts = (len(request.tokens), sequence.n_generated, sequence.n_cached, sequence.n_drafted, sequence.n_accepted)
+        self.slots.tally.update(n_requests=1, n_generated=counts[1], n_drafted=counts[3], n_accepted=counts[4])
+        self._note(Finished(request.id, reason, *counts))
 
-    def _end(self, sequence: Sequence) -> None:
-        """Frees everything that a sequence holds."""
-        drop(self._context, sequence.seq)
-        sampler = self._samplers.pop(sequence.seq, None)
-        if sampler is not None:
-            sampler.close()
+    def _release(self, sequence: Sequence) -> None:
+        """Frees what a request holds beside the cache."""
+        name = sequence.request.id
         self.scheduler.release(sequence)
+        self._pickers.pop(name).close()
+        self._thinking.pop(name, None)
+        self._deadlines.pop(name, None)
+        if self._speculation:
+            self._speculation.forget(name)
+
+    def _note(self, event: Event) -> None:
+        """Events keep their order: a request's tokens come before its end."""
+        self._gather()
+        self._events.append(event)
+
+    def _gather(self) -> None:
+        if self._pairs:
+            told = tuple(self._told) if any(self._told) else ()
+            self._events.append(Tokens(tuple(self._pairs), told))
+            self._pairs, self._told = [], []
 
     def _flush(self) -> None:
+        self._gather()
         if self._events:
             events, self._events = tuple(self._events), []
             self._emit(events)
+
+
+def _view(held: Holding, sequence: Sequence | None) -> SlotView:
+    if sequence is None:
+        return SlotView(held.seq, "idle", len(held.tokens))
+    state: SlotState = "waiting" if sequence.after else "writing" if sequence.n_generated else "reading"
+    return SlotView(held.seq, state, len(held.tokens), sequence.request.id, len(sequence.request.tokens), sequence.n_generated)

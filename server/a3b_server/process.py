@@ -11,8 +11,11 @@ import signal
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
+
+import psutil
 
 from a3b_gguf.errors import A3BError
 from a3b_gguf.llama.buffers import printed_buffers
@@ -20,29 +23,56 @@ from a3b_gguf.llama.load import Context, LoadedModel, load_model, open_context
 from a3b_gguf.llama.log import LlamaLog
 from a3b_gguf.llama.vocab import Vocab
 from a3b_server.calls import Limits
-from a3b_server.engine import Engine
-from a3b_server.messages import Cancel, Command, Dead, EngineConfig, Facts, Ready, Stop, Submit
+from a3b_server.drafts import Drafter, PromptLookup
+from a3b_server.engine import Engine, Options
+from a3b_server.first_call import first_call
+from a3b_server.messages import Cancel, Command, Dead, EngineConfig, Facts, Look, Ready, Stop, Submit
+from a3b_server.mtp import MtpDrafter
 
 SWITCH_SECONDS = 0.001  # how long another Python thread may keep a finished call of llama_decode waiting
 
 
 def run_engine(pipe: Connection, config: EngineConfig) -> None:
     """Target of the process. `pipe` is the only way in and out; its end ends the process at once, whatever it does."""
-    for sort in (signal.SIGINT, signal.SIGTERM):  # a terminal and systemd signal the whole group; the parent drains, then says Stop
-        signal.signal(sort, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # a terminal and systemd signal the whole group; the parent drains, then says Stop
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_SECONDS)
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion would start a debugger first
     inbox: SimpleQueue[Command] = SimpleQueue()
     threading.Thread(target=_read, args=(pipe, inbox), name="commands", daemon=True).start()
     started = time.perf_counter()
     try:
-        with LlamaLog(limit=1000), load_model(config.model, config.params) as model, open_context(model, config.params) as context:
+        with ExitStack() as owned:
+            owned.enter_context(LlamaLog(limit=1000))
+            model = owned.enter_context(load_model(config.model, config.params))
+            context = owned.enter_context(open_context(model, config.params))
             limits = _limits(config, model, context)
-            engine = Engine(context, Vocab(model), limits, config.params.n_ubatch, pipe.send)
-            pipe.send((Ready(_facts(limits, model, context, time.perf_counter() - started)),))
-            _serve(engine, inbox)
+            drafter, contexts = _drafter(config, model, context, limits, owned)
+            engine = Engine(context, Vocab(model), limits, _options(config), pipe.send, drafter)
+            first_call(context, limits)
+            pipe.send((Ready(_facts(limits, model, (context, *contexts), time.perf_counter() - started)),))
+            _serve(engine, inbox, pipe)
     except A3BError as error:
         pipe.send((Dead(error.message, error.hint, error.exit_code),))
+
+
+def _options(config: EngineConfig) -> Options:
+    params = config.params
+    return Options(params.n_ubatch, not params.kv_unified, params.checkpoint_bytes)
+
+
+def _drafter(
+    config: EngineConfig, model: LoadedModel, context: Context, limits: Limits, owned: ExitStack
+) -> tuple[Drafter | None, tuple[Context, ...]]:
+    """Who guesses ahead, and the contexts that were opened for it: the model's MTP block where it was loaded, else the text so far."""
+    params = config.params
+    if not params.n_draft:
+        return None, ()
+    if params.load_mtp and model.n_layer_nextn:
+        own = owned.enter_context(open_context(model, params, mtp=True))
+        return MtpDrafter(context, own, limits, params.n_draft), (own,)
+    return PromptLookup(params.n_draft), ()
 
 
 def _read(pipe: Connection, inbox: SimpleQueue[Command]) -> None:
@@ -53,7 +83,7 @@ def _read(pipe: Connection, inbox: SimpleQueue[Command]) -> None:
         os._exit(0)  # the parent is gone; nothing here is worth saving, and the other thread may be deep in C
 
 
-def _serve(engine: Engine, inbox: SimpleQueue[Command]) -> None:
+def _serve(engine: Engine, inbox: SimpleQueue[Command], pipe: Connection) -> None:
     while True:
         try:
             command = inbox.get(block=engine.scheduler.is_idle)
@@ -65,6 +95,8 @@ def _serve(engine: Engine, inbox: SimpleQueue[Command]) -> None:
                 engine.submit(command)
             case Cancel(request_id):
                 engine.cancel(request_id)
+            case Look():
+                pipe.send((engine.look(),))
             case Stop():
                 engine.close()
                 return
@@ -75,6 +107,7 @@ def _limits(config: EngineConfig, model: LoadedModel, context: Context) -> Limit
     return Limits(context.n_ctx, context.n_ctx_seq, params.n_seq_max, params.n_batch, params.n_outputs_max, Vocab(model).n_tokens)
 
 
-def _facts(limits: Limits, model: LoadedModel, context: Context, seconds: float) -> Facts:
-    buffers = printed_buffers((*model.log, *context.log))
-    return Facts(limits.n_ctx, limits.n_ctx_seq, limits.n_seq_max, buffers, model.n_moved, seconds)
+def _facts(limits: Limits, model: LoadedModel, contexts: tuple[Context, ...], seconds: float) -> Facts:
+    buffers = printed_buffers([*model.log, *(line for context in contexts for line in context.log)])
+    held = int(psutil.Process().memory_info().rss)
+    return Facts(limits.n_ctx, limits.n_ctx_seq, limits.n_seq_max, buffers, model.n_moved, seconds, held)

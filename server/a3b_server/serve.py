@@ -9,12 +9,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from a3b_gguf.errors import A3BError, MachineLacks, UsageError
 from a3b_server.messages import Facts
+from a3b_server.slow import ImpatientProtocol
 from a3b_server.supervisor import Supervisor
 
 DRAIN_SECONDS = 5  # answers that are being written may go on for so long after a signal
@@ -41,7 +43,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(app: FastAPI, supervisor: Supervisor, listening: socket.socket, on_ready: Callable[[Facts], None]) -> None:
-    """Serves until SIGINT (KeyboardInterrupt) or SIGTERM (returns); answers under way get DRAIN_SECONDS to end.
+    """Serves until SIGINT (KeyboardInterrupt), SIGTERM or SIGHUP (returns); answers under way get DRAIN_SECONDS to end.
 
     on_ready is called once the model is loaded. Raises the A3BError that kept it from loading.
     """
@@ -55,7 +57,10 @@ class _Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, supervisor: Supervisor) -> None:
         patience = DRAIN_SECONDS + 2
-        super().__init__(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=patience))
+        config = uvicorn.Config(
+            app, http=ImpatientProtocol, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=patience
+        )
+        super().__init__(config)
         self._supervisor = supervisor
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -102,7 +107,10 @@ def _signals(server: uvicorn.Server) -> Iterator[None]:
     def stop(*_: object) -> None:
         server.should_exit = True
 
-    former = {sort: signal.signal(sort, handler) for sort, handler in ((signal.SIGTERM, stop), (signal.SIGINT, signal.default_int_handler))}
+    handlers: dict[signal.Signals, Any] = {signal.SIGTERM: stop, signal.SIGINT: signal.default_int_handler}
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup wants it ignored
+        handlers[signal.SIGHUP] = stop
+    former = {sort: signal.signal(sort, handler) for sort, handler in handlers.items()}
     try:
         yield
     finally:

@@ -1,86 +1,60 @@
-"""The HTTP side's end of the engine: starts its process, hands every event to the request that waits for it, sees it die."""
+"""The HTTP side's end of the engine: starts its process, hands every event to the request that waits, brings it back when it dies."""
 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import signal
-import threading
-from collections.abc import AsyncGenerator, Callable
-from multiprocessing.connection import Connection
-from queue import SimpleQueue
+import math
+import time
+from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any, Literal
 
 from a3b_gguf.errors import A3BError, BadInput, MachineLacks, UsageError
-from a3b_server.messages import Cancel, Command, Dead, Event, Facts, Failed, Finished, Ready, Stop, Submit, Tokens
+from a3b_server.child import Child, Target, how
+from a3b_server.generation import SHUTTING_DOWN, Drawn, EngineUnavailable, Generation, QueueFull, RequestFailed
+from a3b_server.messages import Cancel, Dead, Event, Facts, Failed, Finished, Look, Ready, Snapshot, Stop, Submit, Tokens
 
-Target = Callable[[Connection, Any], None]
-State = Literal["starting", "ready", "dead"]
-SHUTTING_DOWN = "the server is shutting down"
+__all__ = ["Drawn", "EngineUnavailable", "Generation", "QueueFull", "RequestFailed", "State", "Supervisor"]
+
+# starting: loading, for the first time or again. busy: alive, and the queue is full. dead: it will not come back.
+State = Literal["starting", "ready", "busy", "dead"]
+Maker = Callable[[Submit, Callable[[str], None]], Generation]
 N_WAITING = 64  # requests that may wait for a slot
-
-
-class EngineUnavailable(Exception):
-    """There is no engine to ask, or it went away in the middle of an answer."""
-
-
-class QueueFull(Exception):
-    """As many requests wait as may wait."""
-
-
-class RequestFailed(Exception):
-    """The engine goes on, but could not serve this request."""
-
-
-class Generation:
-    """The tokens of one request, as they come. Whoever holds it must close it, or the engine works on for nobody."""
-
-    def __init__(self, request: Submit, cancel: Callable[[str], None]) -> None:
-        self.request = request
-        self._cancel = cancel
-        self._items: asyncio.Queue[int | Finished | Exception] = asyncio.Queue()
-        self._over = False
-
-    async def items(self) -> AsyncGenerator[int | Finished, None]:
-        """Tokens, then one Finished. Raises EngineUnavailable or RequestFailed instead of ending early."""
-        while True:
-            item = await self._items.get()
-            if isinstance(item, Exception):
-                raise item
-            if isinstance(item, Finished) and item.reason == "cancelled":  # not by close(): then nobody would be asking
-                raise EngineUnavailable(SHUTTING_DOWN)
-            yield item
-            if isinstance(item, Finished):
-                return
-
-    def put(self, item: int | Finished | Exception) -> None:
-        self._over = self._over or not isinstance(item, int)
-        self._items.put_nowait(item)
-
-    def close(self) -> None:
-        """Cancels what is still running. The slot is free as soon as the engine has finished its current call."""
-        if not self._over:
-            self._over = True
-            self._cancel(self.request.id)
+MOST_DEATHS = 8  # in a row, without a request served between them
+LONGEST_PAUSE = 60.0  # seconds before a restart; the first comes at once, then 1, 2, 4 ...
 
 
 class Supervisor:
-    """Owns the engine's process. `target(pipe, config)` runs in it; tests pass another one.
+    """Owns the engine's process, one after another. `target(pipe, config)` runs in it; tests pass another one.
 
-    All methods belong to the event loop that start() was called in. Two threads move messages, since a pipe can block.
+    make: what a request's Generation is made by. All methods belong to the event loop that start() was called in. A model that does
+    not load the first time is not tried again; an engine that dies later is restarted, and those whose answers were under way are told
+    when to come back.
     """
 
-    def __init__(self, target: Target, config: Any, n_waiting: int = N_WAITING) -> None:
-        self._target, self._config, self._n_waiting = target, config, n_waiting
-        self.state: State = "starting"
-        self.facts: Facts | None = None
-        self.death: A3BError | None = None
-        self._stopping = False
+    def __init__(
+        self, target: Target, config: Any, n_waiting: int = N_WAITING, most_deaths: int = MOST_DEATHS, make: Maker = Generation
+    ) -> None:
+        self._target, self._config, self._n_waiting, self._most_deaths, self._make = target, config, n_waiting, most_deaths, make
+        self.facts: Facts | None = None  # of the newest engine that was loaded
+        self.death: A3BError | None = None  # why the last one died
+        self.n_restarts = 0
+        self._last_words: A3BError | None = None  # of the engine that lives
+        self._is_up, self._stopping, self._deaths = False, False, 0
         self._in_flight: dict[str, Generation] = {}
-        self._outbox: SimpleQueue[Command | None] = SimpleQueue()
+        self._looking: list[asyncio.Future[Snapshot]] = []
         self._settled, self._gone = asyncio.Event(), asyncio.Event()
-        self._process: multiprocessing.process.BaseProcess | None = None
-        self._threads: list[threading.Thread] = []
+        self._child: Child | None = None
+        self._restart: asyncio.Task[None] | None = None
+        self._started, self._between, self._last_end = 0.0, 1.0, 0.0
+
+    @property
+    def state(self) -> State:
+        if self._gone.is_set():
+            return "dead"
+        if not self._is_up or self.facts is None:
+            return "starting"
+        return "busy" if self.n_in_flight >= self.facts.n_seq_max + self._n_waiting else "ready"
 
     @property
     def n_in_flight(self) -> int:
@@ -89,19 +63,12 @@ class Supervisor:
 
     @property
     def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
+        return None if self._child is None else self._child.pid
 
     def start(self) -> None:
         """Starts the process and returns; `ready()` waits for the model."""
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=self._target, args=(theirs, self._config), name="a3b-engine", daemon=True)
-        self._process.start()
-        theirs.close()  # or the pipe would never end
-        self._loop = asyncio.get_running_loop()
-        self._threads = [threading.Thread(target=work, name=f"engine-{work.__name__}", daemon=True) for work in (self._read, self._write)]
-        for thread in self._threads:
-            thread.start()
+        self._started, self._last_words = time.monotonic(), None
+        self._child = Child(self._target, self._config, self._route, self._buried)
 
     async def ready(self) -> Facts:
         """Waits for the model to be loaded. Raises the A3BError that kept it from loading."""
@@ -111,100 +78,136 @@ class Supervisor:
         return self.facts
 
     async def gone(self) -> None:
-        """Waits for the end of the process."""
+        """Waits for the end of the last process."""
         await self._gone.wait()
 
     def submit(self, request: Submit) -> Generation:
         """Hands a request to the engine. Raises EngineUnavailable when there is none, QueueFull when too many wait."""
-        if self.facts is None or self.state != "ready":
-            raise EngineUnavailable("the model is still loading" if self.state == "starting" else "the engine is gone")
-        if self.n_in_flight >= self.facts.n_seq_max + self._n_waiting:
-            raise QueueFull(f"{self.n_in_flight} requests are being served or wait, which is the limit")
-        generation = Generation(request, self._cancel)
+        if self.state in ("starting", "dead") or self._stopping or self._child is None:
+            raise self._unavailable()
+        if self.state == "busy":
+            wait = math.ceil(min(60.0, max(1.0, self._between)))
+            raise QueueFull(f"{self.n_in_flight} requests are being served or wait, which is the limit", wait)
+        generation = self._make(request, self._cancel)
         self._in_flight[request.id] = generation
-        self._outbox.put(request)
+        self._child.send(request)
         return generation
 
-    async def stop(self, grace: float = 5.0) -> None:
-        """Ends the process: it is asked first, and killed after `grace` seconds or when it has not even loaded.
+    async def look(self) -> Snapshot:
+        """What the engine does now. Raises EngineUnavailable when there is none."""
+        if not self._is_up or self._stopping or self._child is None:
+            raise self._unavailable()
+        answer = asyncio.get_running_loop().create_future()
+        self._looking.append(answer)
+        self._child.send(Look())
+        found: Snapshot = await answer
+        return found
 
-        Requests that are still in flight end with EngineUnavailable.
+    async def stop(self, grace: float = 5.0) -> None:
+        """Ends the process: it is asked first, and killed after `grace` seconds or when it has not even loaded. Its memory is free then.
+
+        Requests that are still in flight end with EngineUnavailable; new ones are refused at once.
         """
-        if self._process is None:
-            return
-        if self._stopping:
-            await self._gone.wait()
+        if self._stopping or self._child is None:
+            if self._stopping:
+                await self._gone.wait()
             return
         self._stopping = True
-        if self.state == "starting":
-            self._process.kill()
-        self._outbox.put(Stop())
-        await asyncio.to_thread(self._process.join, grace)
-        if self._process.exitcode is None:
-            self._process.kill()
-            await asyncio.to_thread(self._process.join)
-        self._outbox.put(None)
-        await self._gone.wait()
-        for thread in self._threads:
-            await asyncio.to_thread(thread.join)
-        self._pipe.close()
-        self._process.close()
-        self._process = None
-
-    def _cancel(self, request_id: str) -> None:
-        self._outbox.put(Cancel(request_id))
-
-    def _write(self) -> None:
-        while (command := self._outbox.get()) is not None:
-            try:
-                self._pipe.send(command)
-            except OSError:  # the process is gone, which the reader notices
-                return
-
-    def _read(self) -> None:
-        assert self._process is not None
-        while True:
-            try:
-                events = self._pipe.recv()
-            except (EOFError, OSError):
-                break
-            self._loop.call_soon_threadsafe(self._route, events)
-        self._process.join()
-        self._loop.call_soon_threadsafe(self._buried, self._process.exitcode)
-
-    def _route(self, events: tuple[Event, ...]) -> None:
-        for event in events:
-            match event:
-                case Tokens(pairs):
-                    for request_id, token in pairs:
-                        self._in_flight[request_id].put(token)
-                case Finished(request_id):
-                    self._in_flight.pop(request_id).put(event)
-                case Failed(request_id, message):
-                    self._in_flight.pop(request_id).put(RequestFailed(message))
-                case Ready(facts):
-                    self.facts, self.state = facts, "ready"
-                    self._settled.set()
-                case Dead():
-                    self.death = _error(event)
-
-    def _buried(self, exitcode: int | None) -> None:
-        self.state = "dead"
-        if self.death is None and not self._stopping:
-            self.death = MachineLacks(f"the engine's process ended with {_how(exitcode)}", "its last words are above, on standard error")
-        for generation in self._in_flight.values():
-            generation.put(EngineUnavailable(self.death.message if self.death else SHUTTING_DOWN))
-        self._in_flight.clear()
+        if self._restart is not None:
+            self._restart.cancel()
+        if not self._is_up:
+            self._child.kill()
+        self._child.send(Stop())
+        await self._child.end(grace)
+        self._child = None
+        self._end_all(SHUTTING_DOWN, None)
         self._settled.set()
         self._gone.set()
+
+    def _unavailable(self) -> EngineUnavailable:
+        if self._stopping:
+            return EngineUnavailable(SHUTTING_DOWN)
+        if self._gone.is_set():
+            return EngineUnavailable(f"the engine is gone: {self.death.message if self.death else 'it was stopped'}")
+        if self.facts is None:
+            return EngineUnavailable("the model is still loading", 5)
+        return EngineUnavailable("the engine died and is being restarted", self._retry_seconds())
+
+    def _retry_seconds(self) -> int:
+        """When the next engine should be up, from how long the last one took to load."""
+        load = self.facts.load_seconds if self.facts else 0.0
+        return max(1, math.ceil(self._pause() + load - (0.0 if self._is_up else time.monotonic() - self._started)))
+
+    def _pause(self) -> float:
+        return 0.0 if self._deaths <= 1 else float(min(LONGEST_PAUSE, 2 ** (self._deaths - 2)))
+
+    def _cancel(self, request_id: str) -> None:
+        if self._child is not None:
+            self._child.send(Cancel(request_id))
+
+    def _route(self, child: Child, events: tuple[Event, ...]) -> None:
+        for event in events:
+            match event:
+                case Tokens(pairs, logprobs):
+                    for (request_id, token), told in zip_longest(pairs, logprobs):
+                        self._in_flight[request_id].put(Drawn(token, told))
+                case Finished(request_id):
+                    self._in_flight.pop(request_id).put(event)
+                    self._served()
+                case Failed(request_id, message):
+                    self._in_flight.pop(request_id).put(RequestFailed(message))
+                    self._served()
+                case Ready(facts):
+                    self.facts, self._is_up = facts, True
+                    self._settled.set()
+                case Snapshot():
+                    answer = self._looking.pop(0)
+                    if not answer.done():  # nobody waits any more
+                        answer.set_result(event)
+                case Dead():
+                    self._last_words = _error(event)
+
+    def _served(self) -> None:
+        """Keeps the mean time between two ends, which tells when a full queue will have room."""
+        self._deaths = 0
+        now = time.monotonic()
+        if self._last_end:
+            self._between += 0.1 * (now - self._last_end - self._between)
+        self._last_end = now
+
+    def _buried(self, child: Child, exitcode: int | None) -> None:
+        """The process is gone. Everyone who waited for it learns so, and the next one is started."""
+        self._is_up = False
+        if self._stopping:
+            return
+        self._deaths += 1
+        message = f"the engine's process ended with {how(exitcode)}"
+        self.death = self._last_words or MachineLacks(message, "its last words are above, on standard error")
+        self._started = time.monotonic()
+        goes_on = self.facts is not None and self._deaths <= self._most_deaths
+        self._end_all(self.death.message, self._retry_seconds() if goes_on else None)
+        if goes_on:
+            self._restart = asyncio.get_running_loop().create_task(self._again(child))
+        else:
+            self._settled.set()
+            self._gone.set()
+
+    async def _again(self, child: Child) -> None:
+        await child.end(0)
+        await asyncio.sleep(self._pause())
+        self.n_restarts += 1
+        self.start()
+
+    def _end_all(self, message: str, retry_seconds: int | None) -> None:
+        for generation in self._in_flight.values():
+            generation.put(EngineUnavailable(message, retry_seconds))
+        self._in_flight.clear()
+        for answer in self._looking:
+            if not answer.done():
+                answer.set_exception(EngineUnavailable(message, retry_seconds))
+        self._looking.clear()
 
 
 def _error(dead: Dead) -> A3BError:
     kinds = {kind.exit_code: kind for kind in (UsageError, BadInput, MachineLacks)}
     return kinds.get(dead.exit_code, A3BError)(dead.message, dead.hint)
-
-
-def _how(exitcode: int | None) -> str:
-    if exitcode is not None and exitcode < 0:
-        return f"signal {signal.Signals(-exitcode).name}"
-    return f"exit code {exitcode}"

@@ -1,0 +1,112 @@
+"""One life of the engine's process: started, spoken to over a pipe, and seen to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+from a3b_server.messages import Command, Event
+
+# OpenMP's threads sleep while they wait for each other, unless the user says otherwise: spinning, its default, is some per cent faster on
+# a machine that does nothing else, and slower by 10 to 100 times where another process wants one of the cores.
+ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
+
+Target = Callable[[Connection, Any], None]
+OnEvents = Callable[["Child", tuple[Event, ...]], None]
+OnEnd = Callable[["Child", int | None], None]
+
+
+class Child:
+    """Owns the process, its pipe and two threads that move messages, since a pipe can block.
+
+    on_events and on_end run in the event loop that the child was started in; on_end gets the exit code, once, after all events.
+    """
+
+    def __init__(self, target: Target, config: Any, on_events: OnEvents, on_end: OnEnd) -> None:
+        self._on_events, self._on_end = on_events, on_end
+        self._outbox: SimpleQueue[Command | None] = SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=target, args=(theirs, config), name="a3b-engine", daemon=True)
+        with _environment(ENVIRONMENT):  # read when the library is loaded, before any code of ours could set it in there
+            self._process.start()
+        theirs.close()  # or the pipe would never end
+        self._threads = [threading.Thread(target=work, name=f"engine-{work.__name__}", daemon=True) for work in (self._read, self._write)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._ended.is_set() else self._process.pid
+
+    def send(self, command: Command) -> None:
+        """Never waits. What cannot be delivered is lost, and on_end tells."""
+        self._outbox.put(command)
+
+    def kill(self) -> None:
+        if not self._ended.is_set():
+            self._process.kill()
+
+    async def end(self, grace: float) -> None:
+        """Waits `grace` seconds for the process to go, then kills it; frees everything. May be called again."""
+        if not self._ended.is_set():
+            try:
+                await asyncio.wait_for(self._ended.wait(), grace)
+            except TimeoutError:
+                self._process.kill()
+                await self._ended.wait()
+        self._outbox.put(None)
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
+        self._pipe.close()
+        self._process.close()
+
+    def _write(self) -> None:
+        while (command := self._outbox.get()) is not None:
+            try:
+                self._pipe.send(command)
+            except OSError:  # the process is gone, which the reader notices
+                return
+
+    def _read(self) -> None:
+        while True:
+            try:
+                events = self._pipe.recv()
+            except (EOFError, OSError):
+                break
+            self._loop.call_soon_threadsafe(self._on_events, self, events)
+        self._process.join()
+        self._loop.call_soon_threadsafe(self._over, self._process.exitcode)
+
+    def _over(self, exitcode: int | None) -> None:
+        self._ended.set()
+        self._on_end(self, exitcode)
+
+
+def how(exitcode: int | None) -> str:
+    """An exit code in words."""
+    if exitcode is not None and exitcode < 0:
+        return f"signal {signal.Signals(-exitcode).name}"
+    return f"exit code {exitcode}"
+
+
+@contextmanager
+def _environment(defaults: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables that are not set, for the processes that are started meanwhile."""
+    added = {name: value for name, value in defaults.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
