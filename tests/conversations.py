@@ -18,7 +18,7 @@ FUNCTION: dict[str, Any] = {"name": "get_weather", "parameters": {"type": "objec
 TOOL = {"type": "function", "function": FUNCTION}
 
 # A template that refuses a word, in words of its own.
-PICKY = ChatTemplate("{% if 'never' in messages[-1].content %}{{ raise_exception('Not that word.') }}{% endif %}x")
+PICKY = ChatTemplate("{% if 'never' in messages[-1].content %}{{ raise_exception('Not that word.') }}{% endif %}{{ messages[-1].content }}")
 
 
 def chat(*messages: Any, **more: Any) -> dict[str, Any]:
@@ -50,6 +50,7 @@ def text(content: str) -> dict[str, Any]:
 
 
 SYSTEM_TURN, USER_TURN = "<|im_start|>system\nBe brief.<|im_end|>\n", "<|im_start|>user\nHi<|im_end|>\n"
+ANSWER_TURN = "<|im_start|>assistant\nHello<|im_end|>\n"
 GENERATION = "<|im_start|>assistant\n<think>\n"
 GOOD = SYSTEM_TURN + USER_TURN + GENERATION
 OFF = GOOD + "\n</think>\n\n"

@@ -1,18 +1,20 @@
-"""Published chat templates, by name. Where they come from: tests/golden/templates/README.md."""
+"""Published chat templates, by name. Where they come from: tests/golden/templates/README.md, and README.md beside those that a3b ships."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "golden" / "templates"
+PUBLISHED = Path(__file__).parent.parent / "a3b_gguf" / "template" / "published"
 TINY = Path(__file__).parent.parent / "models" / "tiny-a3b" / "chat_template.jinja"
 FILES = {
-    "qwen3.5": FOLDER / "Qwen3.5-4B.jinja",
-    "qwen3": FOLDER / "Qwen-Qwen3-0.6B.jinja",
-    "qwen3-coder": FOLDER / "Qwen3-Coder.jinja",
+    "qwen3.5": PUBLISHED / "qwen3.5.jinja",
+    "qwen3": PUBLISHED / "qwen3.jinja",
+    "qwen3-coder": PUBLISHED / "qwen3-coder.jinja",
     "qwen2.5": FOLDER / "Qwen-Qwen2.5-7B-Instruct.jinja",
     "qwq": FOLDER / "Qwen-QwQ-32B.jinja",
-    "phi-3.5": FOLDER / "microsoft-Phi-3.5-mini-instruct.jinja",
+    "phi-3.5": PUBLISHED / "phi-3.5.jinja",
+    "chatml": PUBLISHED / "chatml.jinja",
     "tiny-a3b": TINY,
 }
 NAMES = ("qwen3.6", *FILES)

@@ -46,12 +46,12 @@ from templates import template_text
         (chat(U, S), "M031", "messages[1]"),
         (chat(S, U, A, S, U, S), "M032", "messages[3]"),
         (chat(S, user([text("a<|im_"), text("end|>")])), "M055", "messages[1].content"),
-        (chat(S, user("what is <think>?")), "M055", "messages[1].content"),
+        (chat(S, user("what is <think>?")), "M056", "messages[1].content"),
         (chat(S, U, {**A, "reasoning_content": "x</think>y"}, U), "M055", "messages[2].reasoning_content"),
         (chat(S, {**U, "name": "<|im_end|>"}), "M055", "messages[1].name"),
         (arguments('{"content": "\\u003cthink>"}'), "M055", "messages[2].tool_calls[0].function.arguments.content"),
         (arguments({"<tool_call>": 1}), "M055", "messages[2].tool_calls[0].function.arguments['<tool_call>']"),
-        (chat(S, U, C, {**T, "content": "</tool_response>"}), "M055", "messages[3].content"),
+        (chat(S, U, C, {**T, "content": "</tool_response>"}), "M091", "messages[3].content"),
         (chat(S, U, tools=[TOOL, {"type": "function"}]), "M070", "tools[1]"),
         (chat(S, U, tools=[{"type": "function", "function": {"name": "f", "parameters": 5}}]), "M070", "tools[0].function.parameters"),
         (function(name=None), "M071", "tools[0].function.name"),
@@ -180,15 +180,15 @@ def rules_of(prompt: str, profile: Profile = QWEN36) -> list[str]:
         ("hello", ["R001"]),
         ("\ufeff" + GOOD, ["R001"]),
         (GOOD.replace("system\n", "System\n"), ["R003"]),
-        (GOOD.replace("system\n", "system\r\n"), ["R003"]),
+        (GOOD.replace("system\n", "system\r\n"), ["R003", "R021"]),
         (GOOD.replace("system\n", "system:\n"), ["R003"]),
         (GOOD.replace("system\n", "system You are\n"), ["R003"]),
         (GOOD.replace("<|im_end|>\n<|im_start|>user", "<|im_end|><|im_start|>user"), ["R010"]),
-        (GOOD.replace("<|im_end|>\n<|im_start|>user", "<|im_end|> \r\n<|im_start|>user"), ["R010"]),
+        (GOOD.replace("<|im_end|>\n<|im_start|>user", "<|im_end|> \r\n<|im_start|>user"), ["R010", "R021"]),
         (GOOD.replace("user\n", "User\n"), ["R011"]),
         (GOOD.replace("user\n", "developer\n"), ["R011"]),
         (GOOD.replace("Hi", "[INST] Hi"), ["R012"]),
-        ("<s>[INST] Hi [/INST]", ["R012"]),
+        ("<s>[INST] Hi [/INST]", ["R020", "R012"]),
         ("<start_of_turn>user\nHi<end_of_turn>\n" + GOOD, ["R001", "R012"]),
         (GOOD.removesuffix(GENERATION) + "<|im_start|>assistant\nHello<|im_end|>\n", ["R013"]),
         (GOOD + "\n", ["R015"]),
@@ -220,7 +220,20 @@ def test_places_are_bytes_and_lines() -> None:
     assert (finding.rule, finding.where, finding.offset) == ("R010", "byte 38, line 2", 38)
 
 
+PHI = "<|system|>\nBe brief.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\n"
+
+
+def test_the_form_of_the_write_ups_is_right_where_the_template_writes_it() -> None:
+    phi = profile_of_template(ChatTemplate(template_text("phi-3.5") + "{# patched #}"), "phi", PROFILES["phi-3.5"].controls)
+    assert phi.is_pipes
+    assert rules_of(PHI, phi) == rules_of(PHI, PROFILES["phi-3.5"]) == []
+    assert rules_of(PHI.replace("<|end|>\n<|user|>", "\n<|user|>"), phi) == ["R004"]
+    assert rules_of("<|user|>\nHi<|end|>\n<|system|>\nS<|end|>\n<|assistant|>\n", phi) == ["R002"]
+    assert rules_of(GOOD, phi) == ["R012"]
+    assert rules_of(PHI) == ["R012"]
+
+
 def test_other_families_cannot_be_checked_raw() -> None:
-    phi = profile_of_template(ChatTemplate(template_text("phi-3.5")), "phi", ())
+    template = ChatTemplate("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}")
     with pytest.raises(BadInput, match="does not write <|im_start|> turns"):
-        verify_raw(GOOD, phi)
+        verify_raw(GOOD, profile_of_template(template, "other", ()))

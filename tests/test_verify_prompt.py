@@ -31,14 +31,16 @@ VERDICT = {
             "items": {
                 "type": "object",
                 "additionalProperties": False,
-                "required": ["rule", "severity", "where", "message", "fix", "offset"],
+                "required": ["rule", "severity", "where", "message", "fix", "offset", "line", "column"],
                 "properties": {
-                    "rule": {"type": "string", "pattern": "^[MR][0-9]{3}$"},
+                    "rule": {"type": "string", "pattern": "^[MRKTG][0-9]{3}$"},
                     "severity": {"enum": ["error", "warning", "note"]},
                     "where": {"type": "string"},
                     "message": {"type": "string"},
                     "fix": {"type": "string"},
                     "offset": {"type": ["integer", "null"]},
+                    "line": {"type": "integer", "minimum": 0},
+                    "column": {"type": "integer", "minimum": 0},
                 },
             },
         },
@@ -73,6 +75,8 @@ def test_a_late_system_message(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stdout == (
         "M031 error messages[1]: the system message is at index 1, it must be messages[0]\n"
+        '     1 | [{"role": "user", "content": "Hi"}, {"role": "system", "content": "You are brief."}]\n'
+        "       |                                     ^\n"
         "     fix: move it to the front\n"
         "profile qwen3.6: refused, 1 error\n"
     )
@@ -127,7 +131,7 @@ def test_the_model_decides_what_is_a_control_token(tiny_bf16: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"profile {tiny_bf16.name}: ok, no findings\n")
     done = a3b("verify-prompt", "--model", tiny_bf16, given=request.replace("<|quad_start|>", "<tool_call>"))
     assert done.returncode == 1
-    assert "M055" in done.stdout
+    assert "M057" in done.stdout
 
 
 def test_profile_of_the_embedded_model(tiny_bf16: Path) -> None:
@@ -198,7 +202,7 @@ def test_unreadable_models(tmp_path: Path, tiny_bf16: Path) -> None:
     check(model(tmp_path / "none.gguf", chat_template=None), "tokenizer.chat_template is missing", "a3b convert --chat-template")
     check(model(tmp_path / "bad.gguf", chat_template=string("\n{% if %}")), "bad.gguf: the chat template has a syntax error in line 2")
     check(model(tmp_path / "silent.gguf", chat_template=string("x")), "silent.gguf does not render a user message")
-    check(model(tmp_path / "evil.gguf", chat_template=string("{{ ''.__class__.__mro__ }}")), "what its sandbox forbids")
+    check(model(tmp_path / "evil.gguf", chat_template=string("{{ ''.__class__.__mro__ }}")), "reaches for .__mro__ in line 1, which leads out of its sandbox (T005)")
     check(model(tmp_path / "types.gguf", ggml__token_type=array("i32", [1])), "5 tokens but 1 token types")
     check(model(tmp_path / "types.gguf", ggml__token_type=None), "tokenizer.ggml.token_type is missing")
 

@@ -15,7 +15,7 @@ class Finding:
     """One thing that is wrong, or worth knowing, with its place.
 
     rule: its id, stable. where: a JSON path such as `messages[2].content`, or `byte 17, line 3`.
-    fix: what to do. offset: the byte of a raw prompt or of a request's text, else None.
+    fix: what to do. offset: the byte of a raw prompt or of a request's text, else None. at: the character of the string at `where`.
     """
 
     rule: str
@@ -24,6 +24,7 @@ class Finding:
     message: str
     fix: str
     offset: int | None = None
+    at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Hit:
     fix: str = ""
     severity: Severity | None = None
     offset: int | None = None
+    at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def apply(rules: Sequence[Rule[View]], view: View) -> Iterator[Finding]:
     """Every rule's hits, in the order of the table."""
     for rule in rules:
         for hit in rule.check(view):
-            yield Finding(rule.id, hit.severity or rule.severity, hit.where, hit.message, hit.fix or rule.fix, hit.offset)
+            yield Finding(rule.id, hit.severity or rule.severity, hit.where, hit.message, hit.fix or rule.fix, hit.offset, hit.at)
 
 
 def refused(findings: Iterable[Finding]) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from a3b_gguf.prompt.characters import C0, SURROGATE
 from a3b_gguf.prompt.findings import Hit, Rule
-from a3b_gguf.prompt.view import RequestView, kind, path_text, shown, step
+from a3b_gguf.prompt.view import RequestView, kind, shown, step
 
 ROLES = ("system", "user", "assistant", "tool")
 MEDIA = ("image", "image_url", "video")
@@ -15,22 +14,8 @@ KNOWN_KEYS = frozenset((
     "role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content",
     "refusal", "annotations", "audio", "function_call",
 ))  # fmt: skip
-
-
-def has_no_surrogate(view: RequestView) -> Iterator[Hit]:
-    for path, text in view.odd:
-        match = SURROGATE.search(text)
-        if match:
-            yield Hit(path_text(path), f"unpaired surrogate U+{ord(match[0]):04X} at character {match.start()}: no UTF-8 text can hold it")
-
-
-def has_no_control_character(view: RequestView) -> Iterator[Hit]:
-    for path, text in view.odd:
-        match = C0.search(text)
-        if match and "\0" in text:
-            yield Hit(path_text(path), f"NUL at character {text.index(chr(0))}")
-        elif match:
-            yield Hit(path_text(path), f"control character U+{ord(match[0]):04X} at character {match.start()}", severity="warning")
+# What other programs call reasoning_content.
+OTHER_REASONING = ("reasoning", "thinking")
 
 
 def messages_present(view: RequestView) -> Iterator[Hit]:
@@ -65,7 +50,11 @@ def role_is_known(view: RequestView) -> Iterator[Hit]:
 
 def no_developer(view: RequestView) -> Iterator[Hit]:
     for entry in view.of_role("developer"):
-        yield Hit(f"{entry.where}.role", "the templates of this family have no role 'developer'")
+        if view.developer == "system":
+            message = "role 'developer' becomes part of the system message"
+            yield Hit(f"{entry.where}.role", message, "write it into the system message", "warning")
+        else:
+            yield Hit(f"{entry.where}.role", "the templates of this family have no role 'developer'")
 
 
 def no_function(view: RequestView) -> Iterator[Hit]:
@@ -76,9 +65,16 @@ def no_function(view: RequestView) -> Iterator[Hit]:
 def keys_are_known(view: RequestView) -> Iterator[Hit]:
     for entry in view.entries:
         for key in entry.message:
-            if key not in KNOWN_KEYS:
+            if key not in KNOWN_KEYS and key not in OTHER_REASONING:
                 fix = "write it as `content`" if key in ("message", "text", "contents") else ""
                 yield Hit(entry.where + step(key), f"key {shown(key)} has no effect", fix)
+
+
+def reasoning_has_its_name(view: RequestView) -> Iterator[Hit]:
+    for entry in view.entries:
+        for key in OTHER_REASONING:
+            if key in entry.message:
+                yield Hit(entry.where + step(key), f"key {key!r} is dropped by the template, which reads reasoning_content")
 
 
 def content_present(view: RequestView) -> Iterator[Hit]:
@@ -136,10 +132,6 @@ def reasoning_is_the_assistants(view: RequestView) -> Iterator[Hit]:
             yield Hit(f"{entry.where}.reasoning_content", f"reasoning_content is {kind(found)}, expected a string")
 
 
-CHARACTER_RULES: tuple[Rule[RequestView], ...] = (
-    Rule("M006", "error", "No unpaired surrogate in any string.", "replace it by U+FFFD", has_no_surrogate),
-    Rule("M007", "error", "No NUL in any string; other control characters are a warning.", "delete it", has_no_control_character),
-)
 SHAPE_RULES: tuple[Rule[RequestView], ...] = (
     Rule("M020", "error", "`messages` is a list that is not empty.", "send at least one user message", messages_present),
     Rule("M021", "error", "Each message is an object.", 'write {"role": ..., "content": ...}', each_is_object),
@@ -147,7 +139,13 @@ SHAPE_RULES: tuple[Rule[RequestView], ...] = (
     Rule(
         "M023", "error", "The role is exactly system, user, assistant or tool.", "use one of system, user, assistant, tool", role_is_known
     ),
-    Rule("M024", "error", "No `developer` role.", "use role 'system' for the first message, else 'user'", no_developer),
+    Rule(
+        "M024",
+        "error",
+        "No `developer` role; with `--map-developer` a warning.",
+        "use role 'system' for the first message, else 'user'",
+        no_developer,
+    ),
     Rule("M025", "error", "No `function` role.", "use role 'tool' with tool_call_id", no_function),
     Rule("M026", "warning", "A message has no unknown keys.", "remove it", keys_are_known),
 )
@@ -172,4 +170,5 @@ CONTENT_RULES: tuple[Rule[RequestView], ...] = (
         "move it to the assistant's message, or drop it",
         reasoning_is_the_assistants,
     ),
+    Rule("M062", "warning", "Reasoning is called `reasoning_content`.", "rename the key to reasoning_content", reasoning_has_its_name),
 )

@@ -1,57 +1,11 @@
-"""Rules over the conversation as a whole: the system message first and once, somebody who asks, nobody who speaks out of turn."""
+"""Rules over the conversation as a whole: somebody asks, nobody speaks out of turn, and what is continued can be continued."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from a3b_gguf.prompt.characters import is_blank
 from a3b_gguf.prompt.findings import Hit, Rule
-from a3b_gguf.prompt.message_rules import MEDIA
-from a3b_gguf.prompt.view import RequestView
-
-
-def system_present(view: RequestView) -> Iterator[Hit]:
-    if view.messages and not view.of_role("system"):
-        yield Hit("messages", "there is no system message", severity="error" if view.system == "required" else None)
-
-
-def system_first(view: RequestView) -> Iterator[Hit]:
-    found = view.of_role("system")
-    if found and found[0].index > 0:
-        yield Hit(found[0].where, f"the system message is at index {found[0].index}, it must be messages[0]")
-
-
-def system_once(view: RequestView) -> Iterator[Hit]:
-    found = view.of_role("system")
-    for entry in found[1:]:
-        yield Hit(entry.where, f"a second system message; the first is {found[0].where}", f"merge its text into {found[0].where}")
-
-
-def system_not_empty(view: RequestView) -> Iterator[Hit]:
-    for entry in view.of_role("system"):
-        if entry.text is not None and is_blank(entry.text) and not any(_is_media(part) for part in entry.parts):
-            what = "empty" if not entry.text else "nothing but whitespace and invisible characters"
-            yield Hit(f"{entry.where}.content", f"the system message is {what}")
-
-
-def system_is_text(view: RequestView) -> Iterator[Hit]:
-    for entry in view.of_role("system"):
-        if not isinstance(entry.content, list):
-            continue
-        if any(_is_media(part) for part in entry.parts):
-            yield Hit(f"{entry.where}.content", "the system message holds an image or a video")
-        elif view.profile.list_content:
-            yield Hit(
-                f"{entry.where}.content", "the system message is a list of parts; they are joined without a separator", severity="warning"
-            )
-        else:
-            yield Hit(
-                f"{entry.where}.content", f"the system message is a list of parts, which the template of {view.profile.name} cannot read"
-            )
-
-
-def _is_media(part: object) -> bool:
-    return isinstance(part, Mapping) and part.get("type") in MEDIA
+from a3b_gguf.prompt.view import Entry, RequestView
 
 
 def somebody_asks(view: RequestView) -> Iterator[Hit]:
@@ -59,45 +13,97 @@ def somebody_asks(view: RequestView) -> Iterator[Hit]:
         yield Hit("messages", "there is no user message")
 
 
-def last_is_not_assistant(view: RequestView) -> Iterator[Hit]:
+def somebody_really_asks(view: RequestView) -> Iterator[Hit]:
+    users = view.of_role("user")
+    if users and all(_is_wrapped(entry.text) for entry in users):
+        yield Hit(f"{users[-1].where}.content", "every user message is a tool's result in disguise; templates look for a real question")
+
+
+def _is_wrapped(text: str | None) -> bool:
+    stripped = (text or "").strip()
+    return stripped.startswith("<tool_response>") and stripped.endswith("</tool_response>")
+
+
+def users_alternate(view: RequestView) -> Iterator[Hit]:
+    for before, entry in zip(view.entries, view.entries[1:], strict=False):
+        if before.role == entry.role == "user":
+            yield Hit(entry.where, f"a second user message in a row after {before.where}")
+
+
+def user_begins(view: RequestView) -> Iterator[Hit]:
+    first = next((entry for entry in view.entries if entry.role not in ("system", "developer")), None)
+    if first and first.role == "assistant":
+        yield Hit(first.where, "the conversation begins with the assistant")
+
+
+def _final_answer(view: RequestView) -> Entry | None:
+    """The last message, when it is the assistant's."""
     last = view.entries[-1] if view.entries else None
-    if (
-        last
-        and last.role == "assistant"
-        and last.index == len(view.messages) - 1
-        and view.request.get("continue_final_message") is not True
-    ):
+    return last if last and last.role == "assistant" and last.index == len(view.messages) - 1 else None
+
+
+def _continues(view: RequestView) -> bool:
+    return view.request.get("continue_final_message") is True
+
+
+def last_is_not_assistant(view: RequestView) -> Iterator[Hit]:
+    last = _final_answer(view)
+    if last and not _continues(view) and not view.complete:
         yield Hit(last.where, "the last message is the assistant's: the template would close it and open a second answer")
 
 
-SYSTEM_RULES: tuple[Rule[RequestView], ...] = (
-    Rule(
-        "M030",
-        "note",
-        "There is a system message; an error with `--system required`.",
-        'add {"role": "system", "content": ...} in front',
-        system_present,
-    ),
-    Rule("M031", "error", "The system message is messages[0].", "move it to the front", system_first),
-    Rule("M032", "error", "There is one system message.", "merge them into the first", system_once),
-    Rule(
-        "M033", "error", "The system message says something.", "write what the model shall be, or leave the message out", system_not_empty
-    ),
-    Rule(
-        "M034",
-        "error",
-        "The system message is a string; a list of text parts is a warning where the template takes lists.",
-        "send a string",
-        system_is_text,
-    ),
-)
+def thinking_is_closed(view: RequestView) -> Iterator[Hit]:
+    last = _final_answer(view)
+    if not last or not _continues(view) or not view.thinking:
+        return
+    before, closed, _ = (last.text or "").partition("</think>")
+    if not (closed and "<think>" in before) and not last.message.get("reasoning_content"):
+        yield Hit(f"{last.where}.content", "an answer that has not thought is to be continued while thinking is on")
+
+
+def continued_has_no_calls(view: RequestView) -> Iterator[Hit]:
+    last = _final_answer(view)
+    if last and _continues(view) and last.message.get("tool_calls"):
+        yield Hit(f"{last.where}.tool_calls", "a message with tool calls cannot be continued: the calls end it")
+
+
+def one_answer_at_the_end(view: RequestView) -> Iterator[Hit]:
+    last = _final_answer(view)
+    if last and len(view.entries) > 1 and view.entries[-2].role == "assistant":
+        yield Hit(last.where, f"a second answer in a row after {view.entries[-2].where}, at the end")
+
+
+def one_way_to_answer(view: RequestView) -> Iterator[Hit]:
+    if _continues(view) and view.request.get("add_generation_prompt") is True:
+        yield Hit("add_generation_prompt", "add_generation_prompt and continue_final_message cannot both be true")
+
+
 ORDER_RULES: tuple[Rule[RequestView], ...] = (
     Rule("M040", "error", "There is a user message.", "add what the user asks", somebody_asks),
     Rule(
+        "M041",
+        "error",
+        "A user message is more than a wrapped `<tool_response>`.",
+        "send results with role 'tool', and what the user asked",
+        somebody_really_asks,
+    ),
+    Rule("M042", "warning", "User messages do not follow each other.", "merge the two", users_alternate),
+    Rule("M043", "warning", "The user speaks before the assistant.", "start with the user's message", user_begins),
+    Rule(
         "M044",
         "error",
-        "The last message is not the assistant's, unless `continue_final_message` is true.",
+        "The last message is not the assistant's, unless `continue_final_message` is true or `--no-gen` is given.",
         "drop it, or send continue_final_message: true",
         last_is_not_assistant,
     ),
+    Rule(
+        "M045",
+        "error",
+        "A message that is continued while thinking is on holds its closed think block.",
+        "send reasoning_content with it, or enable_thinking: false",
+        thinking_is_closed,
+    ),
+    Rule("M046", "error", "A message that is continued has no tool calls.", "remove them", continued_has_no_calls),
+    Rule("M047", "error", "Two answers do not stand at the end.", "merge the two", one_answer_at_the_end),
+    Rule("M048", "warning", "Not both `add_generation_prompt` and `continue_final_message`.", "remove one of them", one_way_to_answer),
 )

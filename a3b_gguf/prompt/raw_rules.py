@@ -7,17 +7,11 @@ from collections.abc import Iterator
 
 from a3b_gguf.prompt.characters import is_blank
 from a3b_gguf.prompt.findings import Hit, Rule
+from a3b_gguf.prompt.foreign import foreign_families
 from a3b_gguf.prompt.raw_view import RawView
 from a3b_gguf.prompt.view import shown
 
 RAW_ROLES = ("system", "user", "assistant")  # a tool's result stands in a user turn
-FOREIGN: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("Phi-3", re.compile(r"<\|(?:system|user|assistant|end)\|>")),
-    ("Llama 2", re.compile(r"\[/?INST\]|<</?SYS>>")),
-    ("Llama 3", re.compile(r"<\|(?:start_header_id|end_header_id|eot_id|begin_of_text)\|>")),
-    ("Gemma", re.compile(r"<(?:start|end)_of_turn>")),
-    ("DeepSeek", re.compile(r"<｜(?:User|Assistant)｜>")),
-)
 
 
 def _hit(view: RawView, at: int, message: str, fix: str = "") -> Hit:
@@ -26,15 +20,18 @@ def _hit(view: RawView, at: int, message: str, fix: str = "") -> Hit:
 
 
 def _has_foreign(view: RawView) -> bool:
-    return any(pattern.search(view.text) for _, pattern in FOREIGN)
+    return any(pattern.search(view.text) for _, pattern in foreign_families(view.profile))
 
 
 def starts_with_turn(view: RawView) -> Iterator[Hit]:
-    opener = view.profile.turn_start
+    opener = view.profile.turn_starts[0]
     before = view.text[: view.turns[0].start] if view.turns else view.text
     if not view.turns and not _has_foreign(view):
         yield _hit(
-            view, 0, f"there is no {opener}: this is no prompt with turns", f"write {opener}system\\n…{view.profile.turn_end}\\n and so on"
+            view,
+            0,
+            f"there is no {opener}: this is no prompt with turns",
+            f"write {view.profile.opener('system')!r}, the text, {view.profile.turn_end!r} and so on",
         )
     elif view.turns and before:
         yield _hit(view, 0, f"{shown(before)} stands before the first {opener}")
@@ -57,7 +54,7 @@ def system_opener(view: RawView) -> Iterator[Hit]:
             yield _hit(
                 view,
                 turn.start,
-                f"the opener is {shown(view.profile.turn_start + turn.header)}, expected '{view.profile.turn_start}system\\n'",
+                f"the opener is {shown(view.text[turn.start : turn.body_start])}, expected {view.profile.opener('system')!r}",
             )
 
 
@@ -82,7 +79,7 @@ def system_not_empty(view: RawView) -> Iterator[Hit]:
 def body_is_trimmed(view: RawView) -> Iterator[Hit]:
     for turn in view.closed_turns:
         plain = turn.header in ("system", "user") and "</tool_response>" not in turn.body  # templates put newlines around results
-        if plain and turn.body != turn.body.strip() and not is_blank(turn.body):
+        if plain and turn.closed and turn.body != turn.body.strip() and not is_blank(turn.body):
             yield _hit(view, turn.body_start, f"whitespace at the start or end of the text of a {turn.header} turn")
 
 
@@ -116,7 +113,7 @@ def role_is_known(view: RawView) -> Iterator[Hit]:
 
 
 def no_foreign_delimiter(view: RawView) -> Iterator[Hit]:
-    for family, pattern in FOREIGN:
+    for family, pattern in foreign_families(view.profile):
         outside = next((match for match in pattern.finditer(view.text) if not view.is_in_body(match.start())), None)
         found = outside or pattern.search(view.text)
         if found:
@@ -126,7 +123,7 @@ def no_foreign_delimiter(view: RawView) -> Iterator[Hit]:
 
 
 def ends_with_generation(view: RawView) -> Iterator[Hit]:
-    if view.turns and view.generation is None:
+    if view.turns and view.generation is None and not view.complete:
         fix = f"append {view.profile.generation_on!r}"
         yield _hit(view, len(view.text), "the prompt does not end with the opener of the assistant's answer", fix)
 
@@ -190,10 +187,10 @@ RAW_RULES: tuple[Rule[RawView], ...] = (
         "R012",
         "error",
         "No delimiters of other model families; inside a turn's text they are a warning.",
-        "write turns as <|im_start|>role, a newline, the text, <|im_end|>, a newline",
+        "write turns as the model's template does: <|im_start|>role, a newline, the text, <|im_end|>, a newline",
         no_foreign_delimiter,
     ),
-    Rule("R013", "error", "The prompt ends with the opener of the answer.", "append it", ends_with_generation),
+    Rule("R013", "error", "The prompt ends with the opener of the answer, unless `--no-gen` is given.", "append it", ends_with_generation),
     Rule("R014", "error", "The opener of the answer is one that this template writes.", "write it exactly so", generation_fits),
     Rule(
         "R015",

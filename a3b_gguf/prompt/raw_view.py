@@ -1,8 +1,9 @@
 """A rendered prompt cut into its turns, without forming an opinion: what is wrong with them is for the rules to say.
 
-The form of a good one, for ChatML profiles:
+The form of a good one, for ChatML profiles and for those of Phi-3:
 
     turn+ generation?        turn = "<|im_start|>" role "\\n" body "<|im_end|>\\n"        generation = the profile's own
+                             turn = "<|" role "|>\\n" body "<|end|>\\n"
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class RawView:
     turns: tuple[Turn, ...]
     strays: tuple[int, ...]
     lines: tuple[tuple[int, int], ...]
+    complete: bool = False
 
     def place(self, at: int) -> tuple[str, int]:
         """`byte 17, line 3` of a character, and the byte alone."""
@@ -74,29 +76,33 @@ class RawView:
         return self.text[last.start :]
 
 
-def view_raw(text: str, profile: Profile, system: SystemPolicy = "optional") -> RawView:
-    """`text` cut into turns. Raises BadInput when the profile's template does not write ChatML turns."""
-    if not profile.is_chatml:
+PIPE_OPENERS = ("<|system|>", "<|user|>", "<|assistant|>")
+
+
+def view_raw(text: str, profile: Profile, system: SystemPolicy = "optional", complete: bool = False) -> RawView:
+    """`text` cut into turns. Raises BadInput when the profile's template writes neither ChatML's turns nor Phi-3's."""
+    if not (profile.is_chatml or profile.is_pipes):
         raise BadInput(
             f"the chat template of {profile.name} does not write <|im_start|> turns, and raw prompts of other forms cannot be checked",
             "check the messages as JSON instead",
         )
-    start, end = profile.turn_start, profile.turn_end
-    marks = [(match.start(), match[0]) for match in re.finditer(f"{re.escape(start)}|{re.escape(end)}", text)]
+    starts, end = (PIPE_OPENERS if profile.is_pipes else (profile.turn_start,)), profile.turn_end
+    pattern = "|".join(map(re.escape, (*starts, end)))
+    marks = [(match.start(), match[0]) for match in re.finditer(pattern, text)]
     turns: list[Turn] = []
     strays: list[int] = []
-    opened: int | None = None
-    for at, mark in [*marks, (len(text), start)]:
-        if mark == start:
+    opened: tuple[int, str] | None = None
+    for at, mark in [*marks, (len(text), starts[0])]:
+        if mark != end:
             if opened is not None:
-                turns.append(_turn(text, opened, at, at, profile, closed=False))
-            opened = at
+                turns.append(_turn(text, opened, at, at, closed=False))
+            opened = at, mark
         elif opened is None:
             strays.append(at)
         else:
-            turns.append(_turn(text, opened, at, at + len(end), profile, closed=True))
+            turns.append(_turn(text, opened, at, at + len(end), closed=True))
             opened = None
-    return RawView(text, profile, system, tuple(turns), tuple(strays), tuple(_lines(text)))
+    return RawView(text, profile, system, tuple(turns), tuple(strays), tuple(_lines(text)), complete)
 
 
 def _lines(text: str) -> Iterator[tuple[int, int]]:
@@ -111,7 +117,10 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _turn(text: str, start: int, end: int, after: int, profile: Profile, closed: bool) -> Turn:
-    inner = text[start + len(profile.turn_start) : end]
+def _turn(text: str, opened: tuple[int, str], end: int, after: int, closed: bool) -> Turn:
+    start, mark = opened
+    inner = text[start + len(mark) : end]
     header, newline, body = inner.partition("\n")
+    if mark in PIPE_OPENERS:
+        header = mark[2:-2] + header
     return Turn(start, header, body, end - len(body), end, after, closed, bool(newline))

@@ -1,4 +1,4 @@
-"""Rules over tools, calls in the history, their results, and the options that a request hands to the template."""
+"""Rules over the tools that a request offers, and which of them must be used."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from a3b_gguf.prompt.findings import Hit, Rule
-from a3b_gguf.prompt.view import RequestView, kind, shown, step
-from a3b_gguf.strict_json import NotJSON, loads
-from a3b_gguf.template import RESERVED
+from a3b_gguf.prompt.findings import Hit, Rule, Severity
+from a3b_gguf.prompt.schema import grammar_problems, schema_problems
+from a3b_gguf.prompt.view import RequestView, kind, shown
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 SNAKE_CASE = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
+NOT_IN_XML = re.compile(r"[<>=\s]")
 
 
-def _functions(view: RequestView) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    found = view.request.get("tools")
-    for index, tool in enumerate(found if isinstance(found, list) else []):
+def functions(view: RequestView) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each function that `tools` declares, with its path."""
+    for index, tool in enumerate(view.tools):
         if isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping):
             yield f"tools[{index}].function", tool["function"]
 
@@ -32,13 +32,12 @@ def tools_shape(view: RequestView) -> Iterator[Hit]:
         if not isinstance(tool, Mapping) or tool.get("type") != "function" or not isinstance(tool.get("function"), Mapping):
             yield Hit(where, 'expected {"type": "function", "function": {...}}')
         elif not isinstance(tool["function"].get("parameters", {}), Mapping):
-            yield Hit(
-                f"{where}.function.parameters", f"parameters is {kind(tool['function']['parameters'])}, expected a JSON Schema object"
-            )
+            found_kind = kind(tool["function"]["parameters"])
+            yield Hit(f"{where}.function.parameters", f"parameters is {found_kind}, expected a JSON Schema object")
 
 
 def tool_names(view: RequestView) -> Iterator[Hit]:
-    for where, function in _functions(view):
+    for where, function in functions(view):
         name = function.get("name")
         if not isinstance(name, str):
             yield Hit(f"{where}.name", "the function has no name" if name is None else f"the function's name is {kind(name)}")
@@ -50,89 +49,70 @@ def tool_names(view: RequestView) -> Iterator[Hit]:
             )
 
 
-def calls_are_a_list(view: RequestView) -> Iterator[Hit]:
-    for entry in view.entries:
-        found = entry.message.get("tool_calls")
-        where = f"{entry.where}.tool_calls"
-        if found is None:
+def name_key(name: str) -> str:
+    """What two spellings of one name share: case and separators do not count."""
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    return re.sub(r"[-_. /]+", "_", snake).strip("_").lower()
+
+
+def names_are_distinct(view: RequestView) -> Iterator[Hit]:
+    seen: dict[str, tuple[str, str]] = {}
+    for where, function in functions(view):
+        name = function.get("name")
+        if not isinstance(name, str):
             continue
-        if not isinstance(found, list) or not found:
-            yield Hit(
-                where,
-                f"tool_calls is {kind(found) if found != [] else 'an empty list'}, expected a list of calls; templates drop anything else",
-            )
-        elif entry.role != "assistant":
-            yield Hit(where, f"tool_calls on a {entry.title} message")
+        if name_key(name) in seen:
+            other, place = seen[name_key(name)]
+            what = "the same name as" if other == name else f"too like {other!r} of"
+            yield Hit(f"{where}.name", f"{name!r} is {what} {place}: a call could mean either")
+        else:
+            seen[name_key(name)] = (name, where)
 
 
-def calls_are_whole(view: RequestView) -> Iterator[Hit]:
-    for where, call in _calls(view):
-        if not isinstance(call, Mapping):
-            yield Hit(where, f"a call is {kind(call)}, expected an object")
-            continue
-        if not isinstance(call.get("id"), str) or not call["id"]:
-            yield Hit(f"{where}.id", "the call has no id")
-        if call.get("type") != "function":
-            yield Hit(f"{where}.type", "the call's type is not 'function'")
-        function = call.get("function")
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
-            yield Hit(f"{where}.function.name", "the call names no function")
+def parameters_are_a_schema(view: RequestView) -> Iterator[Hit]:
+    for where, function in functions(view):
+        parameters = function.get("parameters")
+        for path, problem in schema_problems(parameters) if isinstance(parameters, Mapping) else ():
+            yield Hit(f"{where}.parameters{path}", problem)
 
 
-def arguments_are_an_object(view: RequestView) -> Iterator[Hit]:
-    for where, call in _calls(view):
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping):
-            continue
-        found, path = function.get("arguments"), f"{where}.function.arguments"
-        if isinstance(found, str):
-            try:
-                value = loads(found)
-            except NotJSON as error:
-                yield Hit(path, f"arguments {shown(found)} are not JSON: {error}" + (f" at character {error.at}" if error.at >= 0 else ""))
-                continue
-            if not isinstance(value, Mapping):
-                yield Hit(path, f"arguments hold {kind(value)}, expected an object")
-        elif not isinstance(found, Mapping):
-            yield Hit(
-                path,
-                f"arguments are {kind(found) if 'arguments' in function else 'missing'}, expected an object or a string that holds one",
-            )
+def parameters_can_be_carried(view: RequestView) -> Iterator[Hit]:
+    for where, function in functions(view):
+        parameters = function.get("parameters")
+        properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+        for name in properties if isinstance(properties, Mapping) else ():
+            if isinstance(name, str) and (NOT_IN_XML.search(name) or not name):
+                severity: Severity | None = None if view.profile.call_style == "xml" else "warning"
+                message = f"the parameter {shown(name)} cannot be written as <parameter=...>"
+                yield Hit(f"{where}.parameters.properties", message, severity=severity)
 
 
-def _calls(view: RequestView) -> Iterator[tuple[str, Any]]:
-    for entry in view.entries:
-        for index, call in enumerate(entry.calls):
-            yield f"{entry.where}.tool_calls[{index}]", call
+def schema_fits_a_grammar(view: RequestView) -> Iterator[Hit]:
+    for where, function in functions(view):
+        for path, problem in grammar_problems(function.get("parameters")):
+            yield Hit(f"{where}.parameters{path}", problem)
 
 
-def results_follow_calls(view: RequestView) -> Iterator[Hit]:
-    open_calls = False
-    for entry in view.entries:
-        if entry.role != "tool":
-            open_calls = entry.role == "assistant" and bool(entry.calls)
-        elif not open_calls:
-            yield Hit(entry.where, "a tool's result that follows no call; templates write it into a turn that was never opened")
+def template_shows_tools(view: RequestView) -> Iterator[Hit]:
+    if view.tools and view.profile.tools_place == "none":
+        yield Hit("tools", f"the template of {view.profile.name} does not show tools to the model")
 
 
-def thinking_is_boolean(view: RequestView) -> Iterator[Hit]:
-    options = view.request.get("chat_template_kwargs")
-    if options is not None and not isinstance(options, Mapping):
-        yield Hit("chat_template_kwargs", f"chat_template_kwargs is {kind(options)}, expected an object", "send an object")
-    elif options is not None and not isinstance(options.get("enable_thinking", True), bool):
-        found = options["enable_thinking"]
-        yield Hit(
-            "chat_template_kwargs.enable_thinking", f"enable_thinking is {kind(found)}; everything but false itself leaves thinking on"
-        )
-
-
-def options_are_the_callers(view: RequestView) -> Iterator[Hit]:
-    options = view.request.get("chat_template_kwargs")
-    for key in options if isinstance(options, Mapping) else ():
-        if key in RESERVED:
-            yield Hit(
-                f"chat_template_kwargs{step(key)}", f"the option {key!r} would replace what the renderer itself hands to the template"
-            )
+def choice_names_a_tool(view: RequestView) -> Iterator[Hit]:
+    choice = view.request.get("tool_choice")
+    names = [function.get("name") for _, function in functions(view)]
+    if choice in (None, "auto", "none"):
+        return
+    if choice == "required":
+        if not names:
+            yield Hit("tool_choice", "a tool is required, and there are no tools")
+        return
+    function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        yield Hit("tool_choice", 'expected auto, none, required, or {"type": "function", "function": {"name": ...}}')
+    elif name not in names:
+        yield Hit("tool_choice.function.name", f"there is no tool {shown(name)}")
 
 
 TOOL_RULES: tuple[Rule[RequestView], ...] = (
@@ -144,36 +124,22 @@ TOOL_RULES: tuple[Rule[RequestView], ...] = (
         "rename it",
         tool_names,
     ),
+    Rule("M072", "error", "Names of functions are distinct, also when case and separators do not count.", "rename one", names_are_distinct),
+    Rule("M073", "error", "Parameters are a JSON Schema of type object.", "mend the schema", parameters_are_a_schema),
     Rule(
-        "M080",
+        "M074",
         "error",
-        "`tool_calls` is a list with at least one call, on assistant messages only.",
-        "send a list, or leave it out",
-        calls_are_a_list,
-    ),
-    Rule("M081", "error", "A call has an id, type 'function' and a function's name.", "fill it in", calls_are_whole),
-    Rule(
-        "M082",
-        "error",
-        "A call's arguments are an object, or a string that parses to one.",
-        "send a JSON object; {} if there are none",
-        arguments_are_an_object,
+        "Names of parameters hold no `<`, `>`, `=` or whitespace; a warning where calls are written as JSON.",
+        "rename it",
+        parameters_can_be_carried,
     ),
     Rule(
-        "M084",
-        "error",
-        "A tool's result follows an assistant's call, with only results between.",
-        "put it after the call, or remove it",
-        results_follow_calls,
+        "M075",
+        "warning",
+        "A schema can become a grammar: at most 2,000 repetitions, references that lead somewhere, no deep unions.",
+        "relax it",
+        schema_fits_a_grammar,
     ),
-)
-OPTION_RULES: tuple[Rule[RequestView], ...] = (
-    Rule(
-        "M100",
-        "error",
-        "`chat_template_kwargs` is an object and its `enable_thinking` true or false.",
-        "send true or false",
-        thinking_is_boolean,
-    ),
-    Rule("M103", "error", "`chat_template_kwargs` replaces nothing that belongs to the renderer.", "remove it", options_are_the_callers),
+    Rule("M077", "error", "The template shows the tools.", "use a model or template that takes tools", template_shows_tools),
+    Rule("M078", "error", "`tool_choice` names a tool of the request.", "name one of `tools`, or leave it out", choice_names_a_tool),
 )

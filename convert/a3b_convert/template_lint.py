@@ -8,7 +8,7 @@ from a3b_convert.tokenizer import CONTROL, USER_DEFINED
 from a3b_gguf.errors import BadInput
 from a3b_gguf.metadata import Metadata
 from a3b_gguf.prompt import Profile, profile_of_template, verify_raw
-from a3b_gguf.template import BadTemplate, ChatTemplate, TemplateRefused
+from a3b_gguf.template import BadTemplate, Template, TemplateRefused, open_template
 
 CHATS: tuple[tuple[dict[str, str], ...], ...] = (
     ({"role": "user", "content": "Hello"},),
@@ -33,7 +33,7 @@ def lint_template(metadata: Metadata) -> list[str]:
     controls = tuple(token for token, kind in zip(tokens, kinds, strict=True) if kind in (CONTROL, USER_DEFINED))
     texts = {name: tokens[metadata[key].value] if (key := f"tokenizer.ggml.{name}_token_id") in metadata else "" for name in ("bos", "eos")}
     try:
-        template = ChatTemplate(str(metadata["tokenizer.chat_template"].value), bos_token=texts["bos"], eos_token=texts["eos"])
+        template = open_template(str(metadata["tokenizer.chat_template"].value), texts["bos"], texts["eos"])
     except BadTemplate as error:
         raise BadInput(error.message, "mend it, or give another with --chat-template FILE") from error
     try:
@@ -43,7 +43,7 @@ def lint_template(metadata: Metadata) -> list[str]:
     return _notes(template, profile)
 
 
-def _notes(template: ChatTemplate, profile: Profile) -> list[str]:
+def _notes(template: Template, profile: Profile) -> list[str]:
     notes: dict[str, str] = {}
     if not profile.generation_on:
         notes["generation"] = "the chat template opens no answer (add_generation_prompt changes nothing): the model is not asked to reply"

@@ -1,4 +1,6 @@
-"""A model's own chat template: untrusted code from the file, rendered in jinja2's immutable sandbox.
+"""A chat template compiled in this process: code from a file, rendered in jinja2's immutable sandbox.
+
+The sandbox keeps a template from reaching the machine, it does not bound its time or memory: see `guarded` for templates of unknown origin.
 
 The environment is the one that Hugging Face templates are written for (transformers, utils/chat_template_utils.py,
 `_compile_jinja_template`): trimmed blocks, loop controls, `tojson` that keeps non-ASCII text, `raise_exception`,
@@ -8,32 +10,15 @@ The environment is the one that Hugging Face templates are written for (transfor
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from a3b_gguf.errors import AnswerIsNo, BadInput
+from a3b_gguf.template.scan import forbidden
+from a3b_gguf.template.values import FIX_TEMPLATE, MAX_TEMPLATE_CHARS, NO_OPTIONS, RESERVED, BadTemplate, TemplateRefused
 
 if TYPE_CHECKING:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-# What the renderer itself hands to a template; a request's options may not replace any of it.
-RESERVED = frozenset((
-    "messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "raise_exception", "strftime_now", "range", "dict", "namespace",
-))  # fmt: skip
-NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
-MAX_TEMPLATE_CHARS = 256 << 10
-THINK, END_THINK = "<think>", "</think>"
-TURN_START = "<|im_start|>"
-
-
-class BadTemplate(BadInput):
-    """The template itself is wrong: its syntax, or it reaches for what the sandbox forbids."""
-
-
-class TemplateRefused(AnswerIsNo):
-    """The template will not render these messages. The message holds the template's own words: a server answers 400."""
 
 
 class ChatTemplate:
@@ -57,6 +42,8 @@ class ChatTemplate:
             raise BadTemplate(f"the chat template has a syntax error in line {error.lineno}: {error.message}", FIX_TEMPLATE) from error
         except RecursionError as error:
             raise BadTemplate("the chat template is nested too deeply", FIX_TEMPLATE) from error
+        self.forbidden: tuple[tuple[int, str], ...] = tuple(forbidden(tree))
+        """Line and name of what it must not reach for; `guarded.open_template` refuses such a template."""
         self.variables: frozenset[str] = frozenset(meta.find_undeclared_variables(tree)) - RESERVED
         """Names that the template reads and does not set itself: the options that can have an effect, among a few locals."""
 
@@ -71,13 +58,23 @@ class ChatTemplate:
 
         Raises TemplateRefused when the template raises or fails on these messages, BadTemplate when it leaves its sandbox.
         """
+        return "".join(self.pieces(messages, tools, add_generation_prompt, options))
+
+    def pieces(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        options: Mapping[str, object] = NO_OPTIONS,
+    ) -> Iterator[str]:
+        """The prompt piece by piece, for a reader that stops when it is too long. Raises as `render` does."""
         from jinja2.exceptions import SecurityError
 
         taken = sorted(RESERVED & options.keys())
         if taken:
             raise TemplateRefused(f"template option {taken[0]} is not the caller's to set", "remove it")
         try:
-            return self._template.render(
+            yield from self._template.generate(
                 {**options, **self._tokens, "messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
             )
         except _Raised as error:
@@ -86,15 +83,6 @@ class ChatTemplate:
             raise BadTemplate(f"the chat template does what its sandbox forbids: {error}", FIX_TEMPLATE) from error
         except Exception as error:  # a template is a program: on input that it does not expect it can fail in any way
             raise TemplateRefused(f"the model's chat template fails on these messages: {type(error).__name__}: {error}") from error
-
-
-FIX_TEMPLATE = "do not use this file's template: convert the model again from a source that you trust"
-
-
-def ends_in_thinking(prompt: str) -> bool:
-    """Whether the model goes on inside an open `<think>` after this prompt, so that its output starts as reasoning."""
-    turn = prompt[max(prompt.rfind(TURN_START), 0) :]
-    return turn.rfind(THINK) > turn.rfind(END_THINK)
 
 
 class _Raised(Exception):
