@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
+
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class NotJSON(ValueError):
@@ -30,13 +33,12 @@ def loads(text: str) -> Any:
 
 
 def dumps(value: Any) -> str:
-    """`value` as compact JSON that is always valid UTF-8: text stays readable unless it holds unpaired surrogates."""
+    """`value` as compact JSON that is always valid UTF-8: text stays readable, unpaired surrogates become escapes.
+
+    Each character is written for itself, so a string in pieces is the pieces of the string.
+    """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text
+    return SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _constant(name: str) -> Any:

@@ -212,11 +212,66 @@ FORMS = [
         content='<tool_call>\n{"name": "ping}\n</tool_call>\nSorry.',
         rules=["O012"],
     ),
+    *(
+        Form(f"P30 {name}", f"<tool_call>\n{text}\n</tool_call>", calls=[call], rules=["O013"])
+        for name, text, call in (
+            ("trailing comma", '{"name": "get_weather", "arguments": {"city": "Paris",},}', WEATHER),
+            ("line comment", '{"name": "get_weather", // it rains "there"\n "arguments": {"city": "Paris"}}', WEATHER),
+            ("block comment", '{"name": "get_weather", "arguments": {/* a */ "city": "Paris"}}', WEATHER),
+            ("single quotes", "{'name': 'get_weather', 'arguments': {'city': 'Paris'}}", WEATHER),
+            ("apostrophe", "{'name': 'get_weather', 'arguments': {'city': 'it's'}}", ("get_weather", {"city": "it's"})),
+            ("odd quotation mark", "{'name': 'get_weather', 'arguments': {'city': '5\"'}}", ("get_weather", {"city": '5"'})),
+            ("raw newline", '{"name": "get_weather", "arguments": {"city": "a\nb"}}', ("get_weather", {"city": "a\nb"})),
+            ("Python literals", '{"name": "typed", "arguments": {"flag": True, "maybe": None}}', ("typed", {"flag": True, "maybe": None})),
+            ("fence", '{"name": "typed", "arguments": "```json\\n{\\"n\\": 1}\\n```"}', ("typed", {"n": 1})),
+            ("inner quotes", '{"name": "get_weather", "arguments": {"city": "say "hi" now"}}', ("get_weather", {"city": 'say "hi" now'})),
+            ("path", '{"name": "Read", "arguments": {"file_path": "C:\\Users\\me"}}', ("Read", {"file_path": "C:\\Users\\me"})),
+        )
+    ),
+    *(
+        Form(f"P30 not repaired: {name}", whole, content=whole, rules=["O012"])
+        for name, whole in (
+            (name, f"<tool_call>\n{text}\n</tool_call>")
+            for name, text in (
+                ("string open", '{"name": "ping", "arguments": {"a": "x}'),
+                ("list open", '{"name": "edit", "arguments": {"edits": ["rm -rf build","ls"}}'),
+                ("no value", '{"name": "typed", "arguments": {"n": , "x": 1}}'),
+                ("a number changed", '{"name": "typed", "arguments": {"n": 03106}}'),
+                ("escapes and a path", '{"name": "Read", "arguments": {"file_path": "C:\\path\\new"}}'),
+            )
+        )
+    ),
+    Form("P30 prose", "<tool_call>\n{ping, please}\n</tool_call>", content="<tool_call>\n{ping, please}\n</tool_call>", rules=["O014"]),
     Form(
-        "JSON that is none",
-        "<tool_call>\n{'name': 'ping'}\n</tool_call>",
-        content="<tool_call>\n{'name': 'ping'}\n</tool_call>",
-        rules=["O012"],
+        "P30 in a value",
+        xml("edit", ("edits", "[{'old': \"a's\", 'new': None,}]")),
+        calls=[("edit", {"edits": [{"old": "a's", "new": None}]})],
+        rules=["O013"],
+    ),
+    Form(
+        "P32 CJK quotes",
+        xml("typed", ("box", '{“nodes”：[]，“「」”：“a"b”}')),
+        calls=[("typed", {"box": {"nodes": [], "「」": 'a"b'}})],
+        rules=["O013"],
+    ),
+    Form(
+        "P32 CJK quotes in a string stay",
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "“巴黎”，"}}\n</tool_call>',
+        calls=[("get_weather", {"city": "“巴黎”，"})],
+    ),
+    Form(
+        "P34 a bracket too many",
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}}\n</tool_call>\nDone.',
+        content="Done.",
+        calls=[WEATHER],
+        rules=["O020", "O021"],
+    ),
+    Form(
+        "P34 data behind",
+        '<tool_call>\n{"name": "ping"} and more\n</tool_call>',
+        content=" and more\n",
+        calls=[("ping", {})],
+        rules=["O002", "O020"],
     ),
     Form(
         "JSON, one of two works",
@@ -238,9 +293,19 @@ FORMS = [
         rules=["O012"],
     ),
     Form("P33 stray close", PARIS + "\n</function_invocation>\n", calls=[WEATHER], rules=["O021"]),
+    *(
+        Form(f"P33 {name}", text, content=text)
+        for name, text in (
+            ("another dialect", '<function_calls>\n<invoke name="ping">\n</invoke>\n</function_calls>'),
+            ("a write-up's markup", '|tool_call|{"name": "ping"}|eot_id|'),
+            ("Llama's", '<|python_tag|>{"name": "ping", "parameters": {}}'),
+        )
+    ),
     Form("P35 camelCase", xml("getWeather", ("city", "Paris")), calls=[WEATHER], rules=["O010"]),
     Form("P35 kebab", xml("GET-WEATHER", ("city", "Paris")), calls=[WEATHER], rules=["O010"]),
     Form("P35 declared spelling", xml("read", ("file_path", "a")), calls=[("Read", {"file_path": "a"})], rules=["O010"]),
+    Form("P36 a name that is almost one", "<function=ping_all>\n</function>", content="<function=ping_all>\n</function>"),
+    Form("P36 quoted in a line", "Use `<tool_call>`, `<function=ping>`.", content="Use `<tool_call>`, `<function=ping>`.", rules=["O006"]),
     Form("P37 unknown tool", "Hm.\n" + xml("launch", ("x", "1")), content="Hm.\n" + xml("launch", ("x", "1")), rules=["O011"]),
     Form(
         "P37 unknown tool, then a known one",
@@ -287,11 +352,28 @@ FORMS = [
         xml("write_file", ("path", "a"), ("content", "pwd && ls -la > 'x'")),
         calls=[("write_file", {"path": "a", "content": "pwd && ls -la > 'x'"})],
     ),
+    Form(
+        "P45 numbers",
+        xml("typed", ("n", "3.0"), ("x", "72.00000"), ("maybe", "12.0")),
+        calls=[("typed", {"n": 3, "x": 72.0, "maybe": 12})],
+    ),
+    Form(
+        "P47 empty arguments where some are needed",
+        '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>',
+        content='<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>',
+        rules=["O017"],
+    ),
     Form("P48 CRLF", PARIS.replace("\n", "\r\n"), calls=[WEATHER]),
     Form(
         "a number that is none",
         xml("get_weather", ("city", "Paris"), ("days", "soon")),
         content=xml("get_weather", ("city", "Paris"), ("days", "soon")),
+        rules=["O015"],
+    ),
+    Form(
+        "a member that the enum does not have",
+        xml("get_weather", ("city", "Paris"), ("unit", "kelvin")),
+        content=xml("get_weather", ("city", "Paris"), ("unit", "kelvin")),
         rules=["O015"],
     ),
     Form("nothing", ""),

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from a3b_gguf.toolcalls import Content, Diagnostic, Event, OutputParser, Reasoning, ToolCall
+import pytest
+
+from a3b_gguf.toolcalls import Content, Diagnostic, Event, OutputParser, Reasoning, ToolCall, ToolCallDelta
 
 
 def tool(name: str, required: Sequence[str] = (), closed: bool = False, **properties: Any) -> dict[str, Any]:
@@ -45,6 +47,8 @@ TOOLS = [
                     "level": {"anyOf": [{"type": "string", "enum": ["low", "high"]}, {"type": "null"}]},
                     "any": {},
                     "loop": {"$ref": "#/$defs/loop"},
+                    "either": {"anyOf": [{"type": "integer"}, {}]},
+                    "twice": {"anyOf": [{"$ref": "#/$defs/size"}, {"$ref": "#/$defs/size"}]},
                 },
             },
         },
@@ -67,7 +71,20 @@ class Parsed:
 def parsed(events: Sequence[Event]) -> Parsed:
     calls = [event for event in events if isinstance(event, ToolCall)]
     remarks = [event for event in events if isinstance(event, Diagnostic)]
-    assert [call.index for call in calls] == list(range(len(calls)))
+    shown = [event for event in events if isinstance(event, ToolCallDelta)]
+    assert [call.index for call in calls] == sorted({call.index for call in calls})
+    for index in {delta.index for delta in shown}:
+        of_one = [delta for delta in shown if delta.index == index]
+        assert [delta.is_first for delta in of_one] == [True] + [False] * (len(of_one) - 1)
+        assert len({(delta.id, delta.name) for delta in of_one}) == 1
+        said = "".join(delta.arguments for delta in of_one)
+        if (whole := next((call for call in calls if call.index == index), None)) is not None:
+            assert (of_one[0].id, of_one[0].name, said) == (whole.id, whole.name, whole.arguments)
+            assert events.index(whole) > events.index(of_one[-1])
+        else:
+            with pytest.raises(ValueError, match="."):
+                json.loads(said)
+    assert {call.index for call in calls} <= {delta.index for delta in shown}
     assert all(re.fullmatch("call_[0-9a-f]{24}", call.id) for call in calls)
     assert len({call.id for call in calls}) == len(calls)
     return Parsed(

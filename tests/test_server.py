@@ -10,40 +10,16 @@ from typing import Any
 
 import pytest
 
-from a3b_gguf.llama.params import LoadParams
 from a3b_server.messages import Facts
 from a3b_server.service import Options
-from chat_server import CALL, MODEL, SCRIPTS, WEATHER, Running, chat_server
+from chat_server import MODEL, SCRIPTS, WEATHER, Running, chat_server
+from streams import joined
 
 
 @pytest.fixture(scope="module")
 def server(tiny_bf16: Path) -> Iterator[Running]:
     with chat_server(tiny_bf16) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def real(tiny_bf16: Path) -> Iterator[Running]:
-    """The embedded model itself, four slots."""
-    params = LoadParams(n_ctx=4096, n_seq_max=4, n_outputs_max=4, n_batch=256, n_ubatch=256)
-    with chat_server(tiny_bf16, params=params) as running:
-        yield running
-
-
-def joined(stream: Any) -> tuple[dict[str, Any], list[Any]]:
-    """What a client makes of a stream: message, finish reason and usage; and the chunks themselves."""
-    chunks = list(stream)
-    said: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": [], "finish_reason": None, "usage": None}
-    for chunk in chunks:
-        said["usage"] = chunk.usage or said["usage"]
-        for choice in chunk.choices:
-            said["content"] += choice.delta.content or ""
-            said["reasoning_content"] += getattr(choice.delta, "reasoning_content", None) or ""
-            said["tool_calls"] += [
-                (call.index, call.id, call.function.name, call.function.arguments) for call in choice.delta.tool_calls or ()
-            ]
-            said["finish_reason"] = choice.finish_reason or said["finish_reason"]
-    return said, chunks
 
 
 def test_a_whole_answer(server: Running) -> None:
@@ -73,7 +49,7 @@ def test_a_stream_says_the_same_as_a_whole_answer(server: Running, name: str) ->
     calls = choice.message.tool_calls or []
     assert said["content"] == (choice.message.content or "")
     assert said["reasoning_content"] == (getattr(choice.message, "reasoning_content", None) or "")
-    assert [call[2:] for call in said["tool_calls"]] == [(call.function.name, call.function.arguments) for call in calls]
+    assert [call[2:] for call in said["tool_calls"]] == [[call.function.name, call.function.arguments] for call in calls]
     assert [call[0] for call in said["tool_calls"]] == list(range(len(calls)))
     assert said["finish_reason"] == choice.finish_reason
     assert said["usage"] == answer.usage
@@ -124,8 +100,8 @@ def test_a_tools_result_goes_back_to_the_model(server: Running) -> None:
         {"role": "user", "content": "capital"},
         first.model_dump(exclude_none=True),
         {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "sunny"},
-        {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": first.model_dump()["tool_calls"]},
-        {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": [{"type": "text", "text": "sunny"}]},
+        {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [{**first.tool_calls[0].model_dump(), "id": "2"}]},
+        {"role": "tool", "tool_call_id": "2", "content": [{"type": "text", "text": "sunny"}]},
         {"role": "user", "content": "think"},
     ]
     answer = server.client.chat.completions.create(model=MODEL, messages=history, tools=[WEATHER])  # type: ignore[list-item]
@@ -201,41 +177,3 @@ def test_models(server: Running) -> None:
     assert listed.context_length == 1024  # type: ignore[attr-defined]
     assert server.client.models.retrieve(MODEL) == listed
     assert server.client._client.get(f"{server.url}/health").json() == {"status": "ready"}
-
-
-def test_the_real_model_streams_what_it_answers(real: Running) -> None:
-    for name, more in (("What is the capital of Chile?", {}), ("What is the weather in Paris?", {"tools": [WEATHER]})):
-        answer = real.ask(name, max_tokens=60, temperature=0, **more)
-        said, _ = joined(real.ask(name, max_tokens=60, temperature=0, stream=True, stream_options={"include_usage": True}, **more))
-        (choice,) = answer.choices
-        assert said["content"] == (choice.message.content or "")
-        assert [call[3] for call in said["tool_calls"]] == [call.function.arguments for call in choice.message.tool_calls or ()]
-        assert (said["finish_reason"], said["usage"]) == (choice.finish_reason, answer.usage)
-
-
-def test_the_real_model_answers_eight_at_once_as_one_by_one(real: Running) -> None:
-    countries = ("Chile", "Japan", "France", "Italy", "Spain", "Norway", "Kenya", "Peru")
-
-    def ask(country: str) -> Any:
-        return real.ask(f"What is the capital of {country}?", max_tokens=40, temperature=0)
-
-    with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(ask, countries))
-    for country, answer in zip(countries, together, strict=True):
-        alone = ask(country)
-        assert answer.choices[0].message == alone.choices[0].message
-        assert (answer.choices[0].finish_reason, answer.usage) == (alone.choices[0].finish_reason, alone.usage)
-    assert real.supervisor.n_in_flight == 0
-
-
-def test_sampling_reaches_the_real_model(real: Running) -> None:
-    def ask(**more: Any) -> str:
-        content = real.ask("What is the capital of Chile?", max_tokens=16, **more).choices[0].message.content
-        assert isinstance(content, str)
-        return content
-
-    wild = {"temperature": 2.0, "top_p": 1.0, "seed": 5}
-    assert ask(**wild) == ask(**wild)
-    assert len({ask(temperature=2.0, seed=seed) for seed in range(6)}) > 1
-    assert ask(temperature=2.0, extra_body={"top_k": 1}) == ask(temperature=0)
-    assert CALL not in ask(temperature=0)

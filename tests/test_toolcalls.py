@@ -7,11 +7,12 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from a3b_gguf.schema_check import SchemaCheck
 from a3b_gguf.template import ChatTemplate
-from a3b_gguf.toolcalls import Content, OutputParser, Reasoning, ToolCall
+from a3b_gguf.toolcalls import Content, OutputParser, Reasoning, ToolCall, ToolCallDelta
 from a3b_gguf.toolcalls.lexer import Lexer
 from a3b_gguf.toolcalls.tools import matching_key
 from output_forms import FORMS, Form
@@ -64,12 +65,15 @@ VALUES: list[tuple[str, str, Any]] = [
     ("level", '"low"', "low"),
     ("level", "high\n", "high"),
     ("level", "null", None),
-    ("level", "other", "other"),
+    ("level", "other", REFUSED),
     ("any", "42", "42"),
     ("any", "true", "true"),
     ("any", '{"a": 1}', {"a": 1}),
     ("any", "[1]", [1]),
     ("loop", "x", "x"),
+    ("either", "x", "x"),
+    ("either", "5", "5"),
+    ("twice", "5", 5),
     ("undeclared", "7", "7"),
 ]
 
@@ -141,8 +145,79 @@ def test_text_goes_out_as_soon_as_it_is_safe() -> None:
     assert parser.feed(" 2 <tool_c") == [Content("< 2 ")]
     assert parser.feed("all>\n<function=ping>") == []
     events = parser.feed("\n</function>\n</tool_call>")
-    assert [type(event) for event in events] == [ToolCall]
+    assert [type(event) for event in events] == [ToolCallDelta, ToolCall]
     assert parser.finish(truncated=False) == []
+
+
+def deltas(*fed: str, truncated: bool = False) -> list[str]:
+    """What of the first call's arguments is out after each piece, and at the end."""
+    parser = OutputParser(TOOLS, in_thinking=False)
+    out = []
+    for events in [*(parser.feed(text) for text in fed), parser.finish(truncated)]:
+        out.append("".join(event.arguments for event in events if isinstance(event, ToolCallDelta) and event.index == 0))
+    return out
+
+
+OPEN_CALL = "<tool_call>\n<function=write_file>\n<parameter=path>\na\n</parameter>\n"
+
+
+def test_arguments_go_out_as_soon_as_they_are_certain() -> None:
+    """Nothing before all that is required is there; then the text as it comes, but for a line break that may be the template's."""
+    assert deltas(
+        OPEN_CALL, "<parameter=content>", "\nx =", ' "1"\n', "\n</par", "ameter>\nmore\n", "</parameter>\n", "</function>\n", "</tool_call>"
+    ) == ["", '{"path":"a","content":"', "x =", ' \\"1\\"', "\\n", "\\n</parameter>\\nmore", "", "", '"}', ""]  # fmt: skip
+
+
+JSON_CALL = '<tool_call>\n{"name": "write_file", "arguments": {"path": "a", "content": '
+
+
+def test_arguments_in_json_form_go_out_too() -> None:
+    """Escapes when they are whole, the end of a string when it is proved one."""
+    fed = ("<tool_call>\n", JSON_CALL[12:], '"x', " =\\", 'n\\"q\\ud83d', '\\ude00 </tool_call>', '"', " }", "}\n</tool_call>")
+    assert deltas(*fed) == [
+        "", "", '{"path":"a","content":"x', " =", '\\n\\"q', "😀 ", "", "", '</tool_call>"}', "",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('<tool_call>\n{"arguments": {"path": "a", "content": "x', "the name is not known yet"),
+        ('<tool_call>\n{"name": "write_file", "arguments": {"content": "x', "path is required and not there"),
+        ('<tool_call>\n{"name": "write_file", "arguments": "{\\"path\\": \\"a\\", \\"content\\": \\"x', "arguments as a string"),
+        ('<tool_call>\n{"name": "get_weather", "arguments": {"days": "soon", "city": "x', "days does not fit"),
+        ("<tool_call>\n{'name': 'write_file', 'arguments': {'path': 'a', 'content': 'x", "no strict JSON"),
+        ("<tool_call>\n<function=write_file>\n<parameter=content>\nx\ny", "path is required and not there"),
+        ("<tool_call>\n<function=typed>\n<parameter=n>\n42", "a number is known at its end"),
+        ("<tool_call>\n<function=nope>\n<parameter=content>\nx\ny", "no such tool"),
+        ("<tool_call>\n<function=get_weather>\n<parameter=days>\nsoon\n</parameter>\n<parameter=city>\nx\ny", "days does not fit"),
+        ("<tool_call>\n<function=get_weather>\n<parameter=unit>\nkelvin\n</parameter>\n<parameter=city>\nx\ny", "unit does not fit"),
+        ("<tool_call>\n<function=edit>\n<parameter=edits>\n[]\n</parameter>\n<parameter=note>\nx", "null or a string"),
+    ],
+)
+def test_arguments_that_may_not_fit_are_held_back(text: str, why: str) -> None:
+    assert "".join(deltas(text, truncated=True)) == "", why
+
+
+def test_behind_a_possible_end_nothing_more_goes_out_until_the_end_is_certain() -> None:
+    might_end = OPEN_CALL + "<parameter=content>\nx\n</parameter>\n</function>\n"
+    assert deltas(might_end, "more\n", "and more")[:3] == ['{"path":"a","content":"x', "", ""]
+    assert "".join(deltas(might_end, "more\n", "and more")) == '{"path":"a","content":"x"}'
+    closed = deltas(might_end, "more\n", "</parameter>\n</function>\n</tool_call>")
+    assert closed == ['{"path":"a","content":"x', "", '\\n</parameter>\\n</function>\\nmore"}', ""]
+
+
+def test_a_call_that_is_cut_off_or_breaks_leaves_its_json_open() -> None:
+    """Who shows deltas cannot take them back; nobody can take them for a call."""
+    open_value = OPEN_CALL + "<parameter=content>\nhalf"
+    for text, truncated in ((open_value, True), (open_value, False)):
+        assert deltas(text, truncated=truncated)[0] == '{"path":"a","content":"half'
+        found = run(text, truncated=truncated)
+        assert not found.calls
+        assert found.rules == ["O003" if truncated else "O002"]
+    late = xml("get_weather", ("city", "x"), ("days", "soon"))
+    found = run(late + PARIS)
+    assert (found.calls, found.content, found.rules) == ([("get_weather", {"city": "Paris"})], late, ["O015"])
 
 
 def test_a_broken_call_does_not_hold_up_the_next() -> None:
@@ -172,24 +247,42 @@ def test_each_character_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 MARKUP = [
     "<tool_call>", "</tool_call>", "<function=get_weather>", "<function=ping>", "<function=nope>", "</function>", "<parameter=city>",
-    "<parameter=days>", "<parameter=x>", "<parameter=", "</parameter>", "<think>", "</think>", "</function_invocation>", "\n", "\n\n", " ",
+    "<parameter=days>", "<parameter=x>", "<parameter=unit>", "celsius", "<function=edit>", "<parameter=edits>", "[1,]", "<parameter=note>",
+    xml("write_file", ("path", "a"), ("content", "b")), "<function=write_file>", "<parameter=path>", "<parameter=content>",
+    "<parameter=", "</parameter>", "<think>", "</think>", "</function_invocation>", "\n", "\n\n", " ",
     "```\n", "`", "Paris", "3",
+    '{"name": "get_weather", "arguments": {"city": "Paris"', "'", "“", "//", ",", "True", ":",
     '{"name": "ping"', '"arguments": {}}', "{", "}", '"', "\\", "<", ">", "<tool_", "=", "\r\n", "ü",
 ]  # fmt: skip
 OUTPUTS = st.lists(st.sampled_from(MARKUP) | st.text(max_size=5), max_size=30).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
-@given(text=OUTPUTS, thinking=st.booleans(), truncated=st.booleans(), data=st.data())
-def test_any_output_in_any_pieces(text: str, thinking: bool, truncated: bool, data: st.DataObject) -> None:
+CHECKS = {tool["function"]["name"]: SchemaCheck(tool["function"]["parameters"]) for tool in TOOLS}
+
+
+def test_any_output_in_any_pieces() -> None:
+    fuzz(300)
+
+
+@pytest.mark.prove
+def test_fifty_thousand_outputs() -> None:
+    fuzz(50_000)
+
+
+def fuzz(count: int) -> None:
+    settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))(
+        given(text=OUTPUTS, thinking=st.booleans(), truncated=st.booleans(), data=st.data())(check_output)
+    )()
+
+
+def check_output(text: str, thinking: bool, truncated: bool, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
     whole = run(text, (), thinking, truncated)
     for others in (cuts, range(1, len(text))):
         found = run(text, others, thinking, truncated)
         assert (found.reasoning, found.content, found.calls, found.raw) == (whole.reasoning, whole.content, whole.calls, whole.raw)
     for name, arguments in whole.calls:
-        assert name in ("get_weather", "ping")
-        assert name == "ping" or isinstance(arguments["city"], str)
+        assert CHECKS[name].problem(arguments) is None
 
 
 VALUE_PIECES = st.lists(

@@ -9,16 +9,21 @@ from collections.abc import Callable
 import typer
 
 from a3b_gguf import __version__
-from a3b_gguf.cli import convert, inspect, models, plan, quantize, serve, verify_prompt
+from a3b_gguf.cli import calibrate, convert, doctor, inspect, models, plan, quantize, serve, toolbench, verify_prompt
+from a3b_gguf.cli import eval as eval_command
 from a3b_gguf.errors import A3BError
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "convert": convert.command,
     "quantize": quantize.command,
+    "calibrate": calibrate.command,
+    "eval": eval_command.command,
     "inspect": inspect.command,
     "plan": plan.command,
     "serve": serve.command,
     "models": models.command,
+    "doctor": doctor.command,
+    "toolbench": toolbench.command,
     "verify-prompt": verify_prompt.command,
 }
 

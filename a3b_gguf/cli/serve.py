@@ -7,7 +7,25 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from a3b_gguf.cli.wishes import RAM, VRAM, CPUMoE, Ctx, GPULayers, KVType, Margin, Parallel, machine_of, wishes_of
+from a3b_gguf.cli.wishes import (
+    GPU,
+    RAM,
+    VRAM,
+    Checkpoints,
+    CPUMoE,
+    Ctx,
+    GPULayers,
+    KVSplit,
+    KVType,
+    Margin,
+    Measure,
+    NDraft,
+    NoDryRun,
+    Parallel,
+    UBatch,
+    machine_of,
+    wishes_of,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from a3b_server.messages import Facts
@@ -17,12 +35,19 @@ def command(
     model: Path = typer.Argument(..., help="A .gguf file; of a split model the first part."),
     ctx: Ctx = None,
     vram: VRAM = None,
+    gpu: GPU = None,
     ram: RAM = None,
     parallel: Parallel = 1,
     kv_type: KVType = "auto",
     n_gpu_layers: GPULayers = None,
     n_cpu_moe: CPUMoE = None,
+    ubatch: UBatch = None,
+    draft: NDraft = 0,
+    checkpoints: Checkpoints = None,
+    kv_split: KVSplit = False,
     margin: Margin = "1GiB",
+    measure: Measure = None,
+    no_dry_run: NoDryRun = False,
     host: str = typer.Option("127.0.0.1", "--host", help="Address to listen on; the default is reachable from this machine only."),
     port: int = typer.Option(8080, "--port", help="Port to listen on; 0 takes any that is free."),
     api_key: list[str] = typer.Option([], "--api-key", metavar="KEY", help="Answer only requests with this key; may be repeated."),
@@ -30,6 +55,19 @@ def command(
     thinking: Literal["on", "off", "auto"] = typer.Option(
         "auto", "--thinking", help="Whether the model thinks when a request does not say; auto is the template's way."
     ),
+    thinking_budget: int | None = typer.Option(
+        None, "--thinking-budget", min=1, metavar="N", help="Tokens of reasoning after which the answer must begin; none: no limit."
+    ),
+    strict: bool = typer.Option(False, "--strict", help="Refuse requests by warnings too, not only by errors."),
+    unknown_fields: Literal["refuse", "warn"] = typer.Option(
+        "refuse", "--unknown-fields", help="Fields of a request that are not known: a 400, or left out and named in a header."
+    ),
+    map_developer: bool = typer.Option(False, "--map-developer", help="Take developer messages for the system message."),
+    control_text: Literal["refuse", "as-text"] = typer.Option(
+        "refuse", "--control-text", help="Texts of control tokens in messages: a 400, or tokenized as the letters they are."
+    ),
+    queue: int = typer.Option(64, "--queue", min=0, metavar="N", help="Requests that may wait for a slot; others get a 503."),
+    cors: list[str] = typer.Option([], "--cors", metavar="ORIGIN", help="Web pages of this address may ask; may be repeated; * for all."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the plan and stop."),
     json: bool = typer.Option(False, "--json", help="With --dry-run: print the plan as JSON."),
 ) -> None:
@@ -37,20 +75,37 @@ def command(
     import sys
 
     from a3b_gguf.errors import UsageError
-    from a3b_gguf.flows.serve import Told, plan_here, serve_plan
+    from a3b_gguf.flows.plan_here import Means, choose_plan
+    from a3b_gguf.flows.serve import Door, Told, serve_plan
     from a3b_gguf.report.console import say, say_json
     from a3b_gguf.report.plan import as_json, show_plan
-    from a3b_gguf.report.serve import show_loaded
+    from a3b_gguf.report.progress import counted
+    from a3b_gguf.report.serve import show_choice, show_dry_run, show_loaded
     from a3b_server.service import Options
 
     if json and not dry_run:
         raise UsageError("--json prints a plan and is for --dry-run", "add --dry-run, or ask the server itself: GET /health and /v1/models")
-    options = Options(system, thinking, tuple(api_key))
-    plan = plan_here(model, wishes_of(ctx, parallel, kv_type, n_gpu_layers, n_cpu_moe, margin), machine_of(vram, ram))
+    options = Options(
+        system,
+        thinking,
+        tuple(api_key),
+        thinking_budget,
+        mode="strict" if strict else "lenient",
+        unknown=unknown_fields,
+        developer="system" if map_developer else "refuse",
+        controls=control_text,
+    )
+    wishes = wishes_of(ctx, parallel, kv_type, n_gpu_layers, n_cpu_moe, margin, ubatch, draft, checkpoints, kv_split)
+    with counted("measuring", "placements", quiet=json or not measure) as tell:
+        chosen = choose_plan(model, wishes, machine_of(vram, ram, gpu), Means(not no_dry_run, measure or 0), tell)
+    plan = chosen.plan
     if json:
         say_json(as_json(plan))
     else:
         show_plan(plan)
+        show_dry_run(chosen.checked)
+        if chosen.choice:
+            show_choice(chosen.choice)
     if dry_run:
         return
     url = ""
@@ -66,4 +121,4 @@ def command(
         say(f"ready after {facts.load_seconds:.1f} s: {url}/v1 ({facts.n_seq_max} at a time, {facts.n_ctx:,} tokens)")
         sys.stdout.flush()
 
-    serve_plan(plan, host, port, options, Told(listening, ready))
+    serve_plan(plan, as_json(plan), Door(host, port, tuple(cors), queue), options, Told(listening, ready))

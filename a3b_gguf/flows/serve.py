@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
+from typing import Any
 
-from a3b_gguf import probe
-from a3b_gguf.errors import MachineLacks
-from a3b_gguf.flows.plan import plan_file
+from a3b_gguf.flows.plan_here import refuse_absent_gpus
 from a3b_gguf.flows.prompts import chat_template_of, profile_of
 from a3b_gguf.gguf_file import GGUFFile, read_gguf
+from a3b_gguf.llama.buffers import Buffer
+from a3b_gguf.llama.grammar import check_grammar
 from a3b_gguf.llama.load import load_model
 from a3b_gguf.llama.log import LlamaLog
 from a3b_gguf.llama.vocab import Vocab
-from a3b_gguf.machine import Machine
-from a3b_gguf.memory.placement import HOST
-from a3b_gguf.planner.plan import Plan, Wishes
+from a3b_gguf.planner.check import compare
+from a3b_gguf.planner.plan import Plan
+from a3b_gguf.prompt import control_tokens
 from a3b_server.app import create_app
 from a3b_server.messages import EngineConfig, Facts
+from a3b_server.metrics import Metrics
 from a3b_server.process import run_engine
 from a3b_server.sampling import Sampling
 from a3b_server.serve import listen, serve
 from a3b_server.service import Options, Service
-from a3b_server.supervisor import Supervisor
+from a3b_server.supervisor import N_WAITING, Supervisor
 
 SHARD_SUFFIX = re.compile(r"-\d{5}-of-\d{5}$")
 
@@ -38,54 +40,55 @@ class Told:
     ready: Callable[[Facts], None]
 
 
-def plan_here(path: Path, wishes: Wishes, machine: Machine | None = None) -> Plan:
-    """As flows.plan.plan_file; the machine at hand is measured in a process of its own.
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where and how the server listens. origins: web pages of which addresses may ask (CORS), none by default; n_waiting: requests that may
+    wait for a slot before others are turned away."""
 
-    Asking a GPU for its memory opens it, which takes some of that memory for as long as the process lives: this one lives long.
-    """
-    return plan_file(path, wishes, machine or _machine_here())
-
-
-def _machine_here() -> Machine:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(probe.machine)
+    host: str = "127.0.0.1"
+    port: int = 8080
+    origins: tuple[str, ...] = ()
+    n_waiting: int = N_WAITING
 
 
-def refuse_absent_gpus(plan: Plan) -> None:
-    """A plan for a described machine can be read anywhere, but served only where its GPUs are. Raises MachineLacks."""
-    used = {term.device for term in plan.terms} - {HOST}
-    if plan.machine.described and used:
-        found = len(_machine_here().gpus)
-        if found < len(used):
-            message = f"the plan uses {len(used)} GPU{'s' if len(used) > 1 else ''}, llama.cpp finds {found or 'none'} on this machine"
-            raise MachineLacks(message, "leave --vram out to plan for this machine, or say --vram 0; --dry-run only shows the plan")
-
-
-def serve_plan(plan: Plan, host: str, port: int, options: Options, told: Told) -> None:
-    """Serves the planned model until SIGTERM (returns) or SIGINT (KeyboardInterrupt).
+def serve_plan(plan: Plan, plan_json: Mapping[str, Any], door: Door, options: Options, told: Told) -> None:
+    """Serves the planned model until SIGTERM (returns) or SIGINT (KeyboardInterrupt). plan_json: what GET /plan answers.
 
     Raises MachineLacks for a GPU that is not there and for a port that is taken, before anything is loaded; BadInput for a file that
     has no chat template.
     """
     refuse_absent_gpus(plan)
-    path = plan.facts.path
-    with listen(host, port) as socket, LlamaLog(limit=1000):
+    path, metrics = plan.facts.path, Metrics(planned(plan))
+    for name, value in plan.environment:  # the engine's process inherits it; what the user has set stands
+        os.environ.setdefault(name, value)
+    with listen(door.host, door.port) as socket, LlamaLog(limit=1000):
         file = read_gguf(path)
         template = chat_template_of(file)
         with load_model(path, plan.load, vocab_only=True) as model:
-            supervisor = Supervisor(run_engine, EngineConfig(path, plan.load))
+            supervisor = Supervisor(run_engine, EngineConfig(path, plan.load), door.n_waiting, make=metrics.generation)
+            vocab, profile = Vocab(model), profile_of(file, template)
             service = Service(
                 engine=supervisor,
-                vocab=Vocab(model),
+                vocab=vocab,
                 template=template,
-                profile=profile_of(file, template),
+                profile=profile,
                 model=SHARD_SUFFIX.sub("", path.stem),
                 created=int(path.stat().st_mtime),
                 options=options,
                 sampling=sampling_of(file),
+                controls=control_tokens(profile.controls, vocab),
+                grammar_fault=partial(check_grammar, vocab),
+                metrics=metrics,
+                plan=plan_json,
             )
-            told.listening(address(host, socket.getsockname()[1]))
-            serve(create_app(service, supervisor), supervisor, socket, told.ready)
+            told.listening(address(door.host, socket.getsockname()[1]))
+            serve(create_app(service, supervisor, door.origins), supervisor, socket, told.ready)
+
+
+def planned(plan: Plan) -> Iterator[tuple[str, str, int]]:
+    """Predicted bytes by kind of llama.cpp's buffers and device, for /metrics."""
+    for row in compare(plan, (Buffer("model", "CPU", 0),)).rows:
+        yield row.kind, row.device, row.predicted
 
 
 def address(host: str, port: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from a3b_gguf.gguf_write import Progress
@@ -34,16 +34,45 @@ def _bar(what: str) -> Iterator[Progress]:
         yield lambda done, total, name: bar.update(task, completed=done, total=total, name=name)
 
 
+@contextmanager
+def counted(what: str, unit: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """As `shown`, for things that are counted: yields a function that is told (done, in all)."""
+    if quiet:
+        yield lambda done, total: None
+    elif sys.stderr.isatty():
+        yield from _count_bar(what, unit)
+    else:
+        lines = _Lines(what, lambda done, seconds: f"{done:,} {unit}")
+        yield lambda done, total: lines(done, total, "")
+
+
+def _count_bar(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn()
+    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _bytes_and_rate(done: int, seconds: float) -> str:
+    return f"{human_bytes(done)}, {human_bytes(done / seconds)}/s"
+
+
 class _Lines:
     """Remembers the last tenth that was printed."""
 
-    def __init__(self, what: str) -> None:
-        self.what, self.tenth, self.started = what, 0, time.monotonic()
+    def __init__(self, what: str, amount: Callable[[int, float], str] = _bytes_and_rate) -> None:
+        self.what, self.amount, self.tenth, self.started = what, amount, 0, time.monotonic()
 
     def __call__(self, done: int, total: int, name: str) -> None:
         tenth = 10 * done // max(total, 1)
+        if tenth < self.tenth:  # the next stage of the work begins
+            self.tenth, self.started = 0, time.monotonic()
         if tenth > self.tenth:
             self.tenth = tenth
             seconds = max(time.monotonic() - self.started, 1e-3)
             left = seconds * (total - done) / max(done, 1)
-            sys.stderr.write(f"{self.what}: {10 * tenth} %, {human_bytes(done)}, {human_bytes(done / seconds)}/s, {left:.0f} s left\n")
+            sys.stderr.write(f"{self.what}: {10 * tenth} %, {self.amount(done, seconds)}, {left:.0f} s left\n")

@@ -1,56 +1,66 @@
-"""What `a3b serve` says once the model is loaded: predicted memory beside what llama.cpp took."""
+"""What `a3b serve` says before and after loading: predicted memory beside what llama.cpp's allocator and its log say."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from typing import Any
 
-from a3b_gguf.memory.placement import HOST
+from a3b_gguf.flows.checked_plan import CheckedPlan
+from a3b_gguf.flows.measure import Choice
+from a3b_gguf.planner.check import Check, compare
 from a3b_gguf.planner.plan import Plan
-from a3b_gguf.report.console import say, say_table
-from a3b_gguf.units import MIB
+from a3b_gguf.report.console import plain, say, say_table
+from a3b_gguf.units import MIB, human_bytes
 from a3b_server.messages import Facts
 
-# Terms of a plan by the kind of buffer in which llama.cpp puts them. Terms that are not here are not printed by llama.cpp.
-KIND_OF_TERM = {
-    "token embedding": "model",
-    "routed experts": "model",
-    "attention, dense and norms": "model",
-    "output": "model",
-    "copy repacked for the CPU": "model",
-    "KV cache": "kv",
-    "recurrent state": "recurrent",
-    "compute buffer": "compute",
-    "staging of one expert tensor": "compute",
-    "output buffer": "output",
-}
-Sizes = dict[tuple[str, str], int]
+
+def show_dry_run(checked: CheckedPlan) -> None:
+    """One line when the dry run agrees with the plan, else the table."""
+    if checked.check is None:
+        return
+    if checked.check.agrees:
+        differences = ", ".join(f"{device} {extra / MIB:+,.1f} MiB" for device, extra in checked.check.differences.items())
+        say(f"dry run: llama.cpp's allocator agrees ({differences})")
+    else:
+        show_check(checked.check, "dry run")
 
 
 def show_loaded(plan: Plan, facts: Facts) -> None:
-    """A table of both, and how many expert tensors went where they were told to go."""
-    predicted, real = predicted_sizes(plan), real_sizes(plan, facts)
-    rows = []
-    for kind, device in sorted({*predicted, *real}, key=lambda key: (list(KIND_OF_TERM.values()).index(key[0]), key[1])):
-        expected, found = predicted.get((kind, device), 0), real.get((kind, device), 0)
-        rows.append((kind, device, f"{expected / MIB:,.1f}", f"{found / MIB:,.1f}", f"{(found - expected) / MIB:+,.1f}"))
-    say_table("Memory in MiB", ("buffer", "device", "predicted", "llama.cpp", "difference"), rows, numeric=(2, 3, 4))
+    """A table of both, what the process holds, and how many expert tensors went where they were told to go."""
+    show_check(compare(plan, facts.buffers), "llama.cpp")
+    if facts.rss_bytes:
+        say(f"the engine's process holds {human_bytes(facts.rss_bytes)} of RAM")
     if facts.n_moved:
         say(f"{facts.n_moved} expert tensors of {len(plan.load.cpu_expert_layers)} layers are in RAM, as planned")
 
 
-def predicted_sizes(plan: Plan) -> Sizes:
-    """Bytes by kind of buffer and device."""
-    sizes: Sizes = defaultdict(int)
-    for term in plan.terms:
-        if term.name in KIND_OF_TERM:
-            sizes[KIND_OF_TERM[term.name], term.device] += term.n_bytes
-    return sizes
+def show_check(check: Check, found: str) -> None:
+    rows = []
+    for row in check.rows:
+        mark = "" if row.exact else "~"
+        sizes = f"{mark}{row.predicted / MIB:,.1f}", f"{row.found / MIB:,.1f}", f"{row.difference / MIB:+,.1f}"
+        rows.append((row.kind, row.device, *sizes))
+    say_table("Memory in MiB (~ estimated)", ("buffer", "device", "predicted", found, "difference"), rows, numeric=(2, 3, 4))
 
 
-def real_sizes(plan: Plan, facts: Facts) -> Sizes:
-    """Bytes that llama.cpp printed, its buffer types taken together: CPU, CPU_Mapped, CPU_REPACK and pinned CUDA_Host are all RAM."""
-    sizes: Sizes = defaultdict(int)
-    for buffer in facts.buffers:
-        in_ram = buffer.device.startswith("CPU") or buffer.device.endswith("_Host")
-        sizes[buffer.kind, HOST if in_ram else buffer.device] += buffer.n_bytes
-    return sizes
+def show_choice(choice: Choice) -> None:
+    """What --measure tried."""
+    rows = []
+    for each in choice.measured:
+        load, timing = each.plan.load, each.timing
+        speeds = ("", "") if timing is None else (f"{timing.prefill:,.0f}", f"{timing.decode:,.1f}")
+        chosen = "kept" if each.plan.load == choice.plan.load else each.note
+        layers = str(len(load.cpu_expert_layers)) if load.n_gpu_layers else ""
+        rows.append((str(load.n_gpu_layers), layers, str(load.n_ubatch), str(load.n_threads), *speeds, chosen))
+    say_table(
+        "Measured, tokens/s",
+        ("layers on GPU", "experts in RAM", "batch", "threads", "prompt", "answer", ""),
+        rows,
+        numeric=range(6),
+    )
+
+
+def measured_json(choice: Choice | None) -> list[dict[str, Any]] | None:
+    """What --measure tried, without the plans themselves: their load parameters tell them apart."""
+    if choice is None:
+        return None
+    return [{"load": plain(each.plan.load), "timing": plain(each.timing), "fits": each.fits, "note": each.note} for each in choice.measured]

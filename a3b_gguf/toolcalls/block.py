@@ -28,9 +28,15 @@ class Ended:
 
 
 class CallReader(Protocol):
-    """Reads one call. taken: the tokens so far, in order."""
+    """Reads one call. taken: the tokens so far, in order; name: of the declared tool that is called, empty while that is unknown."""
 
     taken: list[Token]
+
+    @property
+    def name(self) -> str: ...
+
+    def progress(self) -> str:
+        """What of the first call's arguments has become certain since it was last asked for."""
 
     def take(self, token: Token) -> Ended | None:
         """Reads on; the call, once it is certain where it ends."""

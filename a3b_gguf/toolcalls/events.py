@@ -20,8 +20,23 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A further piece of a call's arguments; for those who show a call before it is whole. What is out is never taken back.
+
+    Every ToolCall comes after its deltas, whose pieces joined are its arguments. Deltas without a ToolCall after them are a call that
+    was cut off or broke: its JSON is never closed, so that nobody can take it for one. is_first: the call's id and name are new.
+    """
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+    is_first: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A whole call of a declared tool. index: 0 for the first; arguments: a compact JSON object, as OpenAI clients expect it."""
+    """A whole call of a declared tool. index: place among the calls; arguments: a compact JSON object, as OpenAI clients expect it."""
 
     index: int
     id: str
@@ -38,4 +53,4 @@ class Diagnostic:
     raw: str = ""
 
 
-Event = Reasoning | Content | ToolCall | Diagnostic
+Event = Reasoning | Content | ToolCallDelta | ToolCall | Diagnostic

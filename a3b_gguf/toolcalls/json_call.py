@@ -10,10 +10,13 @@ import re
 from a3b_gguf.toolcalls.block import NO_CALL_CLOSE, Ended, raw_of
 from a3b_gguf.toolcalls.build import Built, call_of_json
 from a3b_gguf.toolcalls.events import Diagnostic
+from a3b_gguf.toolcalls.json_stream import JSONStream
 from a3b_gguf.toolcalls.lexer import Token
 from a3b_gguf.toolcalls.tools import Tools
 
 OUTSIDE, INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
+CLOSERS = re.compile(r"\s*[}\]][}\]\s]*")
+MALFORMED = Diagnostic("O021", "a closing bracket too many was left out")
 UNBALANCED = Diagnostic("O012", "the call is not JSON: its braces or quotes do not close")
 
 
@@ -25,10 +28,19 @@ class JsonCall:
         self.taken: list[Token] = []
         self._objects: list[str] = []
         self._pieces: list[str] = []  # of the object that is open
-        self._blank: list[Token] = []  # whitespace behind a whole object
+        self._blank: list[Token] = []  # whitespace behind a whole object, and brackets too many
+        self._remarks: tuple[Diagnostic, ...] = ()
         self._depth, self._in_string, self._escaped = 0, False, False
         self._cuts: list[int] = []  # tokens up to each </tool_call> that stood inside a string
         self._behind_cut = False
+        self._stream = JSONStream(tools)  # of the first object
+
+    @property
+    def name(self) -> str:
+        return self._stream.name
+
+    def progress(self) -> str:
+        return self._stream.take()
 
     def take(self, token: Token) -> Ended | None:
         if self._depth == 0 and self._objects:
@@ -54,6 +66,10 @@ class JsonCall:
             self._blank.append(token)
             return None
         another = token.kind == "text" and token.raw.lstrip().startswith("{")
+        if token.kind == "text" and CLOSERS.fullmatch(token.raw):
+            self._remarks = (MALFORMED,)
+            self._blank.append(token)
+            return None
         if not another and token.kind != "/call":
             return self._ended((NO_CALL_CLOSE,), (*self._blank, token))
         self.taken += [*self._blank, token]
@@ -62,6 +78,8 @@ class JsonCall:
 
     def _read(self, text: str) -> Ended | None:
         end = self._end_of_object(text)
+        if not self._objects and not self._cuts:  # behind a </tool_call> in a string it is not certain that it was in a string
+            self._stream.feed(text[:end])
         if end is None:
             self._pieces.append(text)
             return None
@@ -95,8 +113,13 @@ class JsonCall:
         return None
 
     def _ended(self, remarks: tuple[Diagnostic, ...], rest: tuple[Token, ...]) -> Ended:
-        return Ended(tuple((text.strip(), call_of_json(self._tools, text)) for text in self._objects), raw_of(self.taken), rest, remarks)
+        calls = tuple((text.strip(), call_of_json(self._tools, text, may_repair=not remarks)) for text in self._objects)
+        return Ended(calls, raw_of(self.taken), rest, (*self._remarks, *remarks))
 
     def _failed(self, upto: int, further: tuple[Token, ...]) -> Ended:
+        """What was read up to a closer is one call all the same, if it can be mended."""
         raw = raw_of(self.taken[:upto])
+        call = call_of_json(self._tools, raw_of(self.taken[: upto - 1]), may_repair=True)
+        if call.is_call:
+            return Ended(((raw, call),), raw, (*self.taken[upto:], *further))
         return Ended(((raw, Built(remarks=(UNBALANCED,))),), raw, (*self.taken[upto:], *further))

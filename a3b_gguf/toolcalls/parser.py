@@ -1,8 +1,9 @@
 """Splits a model's output into reasoning, content and tool calls while it is generated.
 
 Whatever arrives, in whatever pieces, comes out the same: nothing is decided before it is certain, each character is read once.
-A call is delivered whole, when its end is certain, and only when its tool is declared and its arguments fit; else what was
-written is content and a Diagnostic says why. Nothing here raises over a model's output.
+A call is delivered when its end is certain, and only when its tool is declared and its arguments fit; else what was written is
+content and a Diagnostic says why. What of its arguments is certain before that goes out in pieces (argument_stream.py). Nothing here
+raises over a model's output.
 
 Reasoning that quotes a call: what stands from the quoted call on is held back until `</think>` proves it reasoning, or the end
 of the output proves the call real.
@@ -16,9 +17,10 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal
 
-from a3b_gguf.toolcalls.block import CallReader, Ended, raw_of
+from a3b_gguf.toolcalls.block import NO_CALL_CLOSE, CallReader, Ended, raw_of
+from a3b_gguf.toolcalls.build import Built
 from a3b_gguf.toolcalls.content import ContentTail
-from a3b_gguf.toolcalls.events import Content, Diagnostic, Event, Reasoning, ToolCall
+from a3b_gguf.toolcalls.events import Content, Diagnostic, Event, Reasoning, ToolCall, ToolCallDelta
 from a3b_gguf.toolcalls.json_call import JsonCall
 from a3b_gguf.toolcalls.lexer import Lexer, Token
 from a3b_gguf.toolcalls.tools import Tools, declared_tools
@@ -45,8 +47,16 @@ class OutputParser:
         self._call: CallReader | None = None
         self._held: list[Token] = []  # reasoning that may be a call
         self._in_block = False
+        self._owes_close = False  # the last call came to its end without </tool_call>, which may still come
         self._n_calls = 0
+        self._call_id = ""  # of the open call
+        self._shown: list[str] = []  # of its arguments, what is out
         self._n_resumed = 0
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether what comes next is reasoning, as far as is known."""
+        return self._in_reasoning
 
     def feed(self, text: str) -> list[Event]:
         """What is certain after the next piece of output."""
@@ -116,15 +126,21 @@ class OutputParser:
             self._in_reasoning, self._state = True, "reasoning"
         elif token.kind == "/think" and before in ("nothing", "reasoning"):
             self._remark("O021", "a second </think> was left out")
-        elif token.kind in ("/call", "/function", "/parameter", "stray") and before == "call":
+        elif self._is_stray(token):
             if not self._in_block:
                 self._remark("O021", f"a stray {token.raw} behind the call was left out")
-            self._in_block = False
+            self._in_block = self._owes_close = False
         else:
             if token.kind == "call" and quoted:
                 self._remark("O006", "<tool_call> in quoted text was taken for text")
             self._say(token.raw)
         return ()
+
+    def _is_stray(self, token: Token) -> bool:
+        """Whether it is a closer that belongs to the call before."""
+        if token.kind == "/call" and self._owes_close:
+            return True
+        return token.kind in ("/call", "/function", "/parameter", "stray") and self._tail.before == "call"
 
     def _opens_call(self, token: Token) -> bool:
         """Whether a `<function=` without `<tool_call>` is a call: inside a block always, else with a declared name on its own line."""
@@ -151,6 +167,7 @@ class OutputParser:
     def _in_call(self, token: Token) -> Sequence[Token]:
         assert self._call is not None
         ended = self._call.take(token)
+        self._show(self._call.name, self._call.progress())
         return () if ended is None else self._deliver(ended)
 
     def _in_quoted_call(self, token: Token) -> Sequence[Token]:
@@ -187,6 +204,25 @@ class OutputParser:
     def _start(self, call: CallReader) -> None:
         self._call, self._state, self._in_block = call, "call", False
 
+    def _show(self, name: str, piece: str) -> None:
+        """A piece of the open call's arguments, which is out for good then."""
+        if piece:
+            if not self._call_id:
+                self._call_id = f"call_{secrets.token_hex(12)}"
+            self._events.append(ToolCallDelta(self._n_calls, self._call_id, name, piece, is_first=not self._shown))
+            self._shown.append(piece)
+
+    def _as_shown(self, built: Built) -> Built:
+        """The call, unless it is another one than what is out: a repair can do that."""
+        if not built.is_call or built.arguments.startswith("".join(self._shown)):
+            return built
+        return Built(remarks=(*built.remarks, Diagnostic("O012", "a repair would take back what was shown of the call")))
+
+    def _close_shown(self) -> None:
+        """The open call is over. One that was shown has used up its index, whether it became a call or not."""
+        self._n_calls += bool(self._shown)
+        self._call_id, self._shown = "", []
+
     def _not_an_opener(self) -> None:
         raw, self._opener = raw_of(self._opener), []
         self._state = "reasoning" if self._in_reasoning else "content"
@@ -203,18 +239,20 @@ class OutputParser:
         """The calls as events; what is none as content. Returns the tokens that come after it."""
         opener, self._opener, self._call, self._state = raw_of(self._opener), [], None, "content"
         self._events += ended.remarks
-        worked = any(built.is_call for _, built in ended.calls)
-        for text, built in ended.calls:
+        calls = [(text, self._as_shown(built) if index == 0 else built) for index, (text, built) in enumerate(ended.calls)]
+        worked = any(built.is_call for _, built in calls)
+        for text, built in calls:
             self._events += built.remarks
             if built.is_call:
-                self._events.append(ToolCall(self._n_calls, f"call_{secrets.token_hex(12)}", built.name, built.arguments))
-                self._n_calls += 1
+                self._show(built.name, built.arguments[sum(map(len, self._shown)) :])
+                self._events.append(ToolCall(self._n_calls, self._call_id, built.name, built.arguments))
                 self._tail.border("call")
-            elif worked:
+            self._close_shown()
+            if worked and not built.is_call:
                 self._say(text)
         if not worked:
             self._say(opener + ended.raw)
-        self._in_block = ended.in_block
+        self._in_block, self._owes_close = ended.in_block, worked and NO_CALL_CLOSE in ended.remarks
         return ended.rest
 
     # -- the end of the output ---------------------------------------------------------------------------------------------
@@ -229,6 +267,7 @@ class OutputParser:
             taken = self._call.taken if self._call else []
             self._remark("O003", "the output was cut off inside a call, which is dropped", raw_of([*self._opener, *taken]))
             self._opener, self._call, self._state = [], None, "content"
+            self._close_shown()
         else:
             self._settle_call()
 
@@ -238,6 +277,7 @@ class OutputParser:
         if ended is None:
             raw = raw_of([*self._opener, *self._call.taken])
             self._opener, self._call, self._state = [], None, "content"
+            self._close_shown()
             self._remark("O002", "the call is not closed")
             self._say(raw)
             return

@@ -7,18 +7,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from a3b_gguf.schema_check import SchemaCheck
 from a3b_gguf.toolcalls.values import Schema
 
 WORD_BORDER = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 SEPARATORS = re.compile(r"[-_. ]+")
 
 
+# Keywords beside which a string, or an object of parameters, can be judged before it is whole.
+FREE_STRING = frozenset(("type", "title", "description", "default", "examples", "example", "$comment"))
+PLAIN_PARAMETERS = FREE_STRING | {"properties", "required", "additionalProperties", "$schema", "$defs", "definitions", "strict"}
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One declared function. properties: schema of each parameter; open: whether others are allowed; schema: of all arguments."""
+    """One declared function. properties: schema of each parameter; open: whether others are allowed; schema: of all arguments.
+
+    check: judges whole arguments.
+    """
 
     name: str
-    schema: Schema = field(default_factory=dict)
+    schema: Schema
+    check: SchemaCheck = field(compare=False)
 
     @property
     def properties(self) -> Mapping[str, Any]:
@@ -33,6 +43,15 @@ class Tool:
     @property
     def open(self) -> bool:
         return self.schema.get("additionalProperties") is not False
+
+    def takes_any_text(self, key: str) -> bool:
+        """Whether every text whatever is a fitting value of the parameter."""
+        schema = self.properties.get(key)
+        return isinstance(schema, Mapping) and schema.get("type") == "string" and schema.keys() <= FREE_STRING
+
+    def is_plain(self) -> bool:
+        """Whether nothing but its own schema and being there decides about a parameter."""
+        return self.schema.keys() <= PLAIN_PARAMETERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +81,8 @@ def declared_tools(tools: Sequence[Any]) -> Tools:
         name = function.get("name") if isinstance(function, Mapping) else None
         if isinstance(name, str) and isinstance(function, Mapping) and name not in by_name:
             schema = function.get("parameters")
-            by_name[name] = Tool(name, schema if isinstance(schema, Mapping) else {})
+            schema = schema if isinstance(schema, Mapping) else {}
+            by_name[name] = Tool(name, schema, SchemaCheck(schema))
             key = matching_key(name)
             by_key[key] = (*by_key.get(key, ()), by_name[name])
     return Tools(by_name, by_key)

@@ -7,9 +7,11 @@ tool's own schema. Whatever could be a string stays a string when the schema say
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from a3b_gguf.strict_json import NotJSON, loads
+from a3b_gguf.toolcalls.repair import repaired
 
 Schema = Mapping[str, Any]
 TYPES = ("null", "boolean", "integer", "number", "object", "array", "string")  # the order in which they are tried
@@ -22,27 +24,44 @@ class Unfit(ValueError):
 
 def allowed_types(schema: Any, root: Schema) -> tuple[str, ...]:
     """The JSON types that `schema` allows, in the order of TYPES; none when it does not say."""
-    found = _types(schema, root, set())
+    found = _types(schema, root, {}) or frozenset()
     return tuple(name for name in TYPES if name in found)
 
 
-def _types(schema: Any, root: Schema, seen: set[int]) -> set[str]:
-    if not isinstance(schema, Mapping) or id(schema) in seen:  # a schema may refer to itself
-        return set()
-    seen.add(id(schema))
+def _types(schema: Any, root: Schema, known: dict[int, frozenset[str] | None]) -> frozenset[str] | None:
+    """The types; empty when the schema does not say. None for one that is being looked at already: a schema may refer to itself."""
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    if id(schema) not in known:
+        known[id(schema)] = None
+        known[id(schema)] = _own_types(schema, root, known)
+    return known[id(schema)]
+
+
+def _own_types(schema: Schema, root: Schema, known: dict[int, frozenset[str] | None]) -> frozenset[str]:
     declared = schema.get("type")
     found = {name for name in (declared if isinstance(declared, list) else [declared]) if isinstance(name, str) and name in TYPES}
-    if not found:
-        for inner in _alternatives(schema, root):
-            found |= _types(inner, root, seen)
+    for key in () if found else ("anyOf", "oneOf", "allOf", "$ref"):
+        each = [types for inner in _inner(schema, key, root) if (types := _types(inner, root, known)) is not None]
+        if key in ("anyOf", "oneOf") and not all(each):
+            return frozenset()  # an alternative that takes anything
+        found |= {name for types in each for name in types}
     if not found:
         found = {_type_of(value) for value in _constants(schema)}
     if found and schema.get("nullable") is True:
         found.add("null")
-    return found
+    return frozenset(found)
 
 
-def value_of_text(text: str, schema: Any, root: Schema) -> Any:
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The value of an argument. repairs: names of what was mended to read it."""
+
+    value: Any
+    repairs: tuple[str, ...] = ()
+
+
+def value_of_text(text: str, schema: Any, root: Schema, may_repair: bool = True) -> Value:
     """The value of an argument that was written as text. Raises Unfit when the schema's types do not allow it.
 
     Other types are tried before string, as llama.cpp does; without a type only an object or a list is taken for one.
@@ -50,32 +69,39 @@ def value_of_text(text: str, schema: Any, root: Schema) -> Any:
     types = allowed_types(schema, root)
     if not types:
         value = _parsed(text)
-        return value if isinstance(value, (dict, list)) else text
-    if types != ("string",):
-        value = _parsed(text)
-        for name in types:
-            if name != "string" and _is(value, name):
-                return int(value) if name == "integer" else value
+        return Value(value if isinstance(value, (dict, list)) else text)
+    if types == ("string",):
+        return Value(_member(text, _NOTHING, schema, root, text))
+    value = _parsed(text)
+    repairs: tuple[str, ...] = ()
+    if value is _NOTHING and may_repair and "string" not in types and {"object", "array"} & set(types):
+        found = repaired(text)
+        value, repairs = (found.value, found.names) if found else (value, repairs)
+    member = _member(text, value, schema, root, _NOTHING)
+    if member is not _NOTHING:
+        return Value(member, repairs)
+    for name in types:
+        if name != "string" and _is(value, name):
+            return Value(int(value) if name == "integer" else value, repairs)
     if "string" in types:
-        return _enumerated(text, schema, root)
+        return Value(text)
     raise Unfit(f"expected {' or '.join(types)}, found {text.strip()[:60]!r}")
 
 
-def value_of_json(value: Any, schema: Any, root: Schema) -> Any:
+def value_of_json(value: Any, schema: Any, root: Schema, may_repair: bool = True) -> Value:
     """The value of an argument that was written as JSON; a string is read as text where a string is not allowed."""
     types = allowed_types(schema, root)
     for name in types:
         if _is(value, name):
-            return int(value) if name == "integer" else value
+            return Value(int(value) if name == "integer" else value)
     if not types:
-        return value
+        return Value(value)
     if isinstance(value, str):
-        return value_of_text(value, schema, root)
+        return value_of_text(value, schema, root, may_repair)
     raise Unfit(f"expected {' or '.join(types)}, found {_type_of(value)}")
 
 
-class _Nothing:
-    """No value: the text is no JSON. None would be null."""
+_NOTHING = object()  # no value: the text is no JSON; None would be null
 
 
 def _parsed(text: str) -> Any:
@@ -85,7 +111,7 @@ def _parsed(text: str) -> Any:
     try:
         return loads(text)
     except NotJSON:
-        return _Nothing
+        return _NOTHING
 
 
 def _is(value: Any, name: str) -> bool:
@@ -101,14 +127,19 @@ def _type_of(value: Any) -> str:
     return next((name for name in TYPES if _is(value, name)), "string")
 
 
-def _enumerated(text: str, schema: Any, root: Schema) -> str:
-    """`text`, or the member of an enum that is meant by it: models write quotes around those, and newlines."""
-    members = [value for inner in _family(schema, root, set()) for value in _constants(inner) if isinstance(value, str)]
-    if not members or text in members:
-        return text
+def _member(text: str, value: Any, schema: Any, root: Schema, otherwise: Any) -> Any:
+    """The member of an enum that is meant by `text`, read as `value`: models write quotes around those, and newlines."""
+    members = [member for inner in _family(schema, root, set()) for member in _constants(inner)]
+    if not members:
+        return otherwise
     bare = text.strip()
     unquoted = bare[1:-1] if len(bare) > 1 and bare[0] == bare[-1] == '"' else bare
-    return next((found for found in (bare, unquoted) if found in members), text)
+    candidates = (value, text, bare, unquoted)
+    return next((found for found in candidates if any(_same(found, member) for member in members)), otherwise)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return _type_of(one) == _type_of(other) and bool(one == other)
 
 
 def _constants(schema: Schema) -> Sequence[Any]:
@@ -116,13 +147,13 @@ def _constants(schema: Schema) -> Sequence[Any]:
     return found if isinstance(found, list) else [schema["const"]] if "const" in schema else []
 
 
-def _alternatives(schema: Schema, root: Schema) -> list[Any]:
-    found: list[Any] = []
-    for key in ("anyOf", "oneOf", "allOf"):
-        inner = schema.get(key)
-        found += inner if isinstance(inner, list) else []
-    target = _resolved(schema.get("$ref"), root)
-    return found if target is None else [*found, target]
+def _inner(schema: Schema, key: str, root: Schema) -> list[Any]:
+    """The schemas under a keyword that combines some, or the one that a $ref points at."""
+    if key == "$ref":
+        target = _resolved(schema.get("$ref"), root)
+        return [] if target is None else [target]
+    inner = schema.get(key)
+    return inner if isinstance(inner, list) else []
 
 
 def _family(schema: Any, root: Schema, seen: set[int]) -> list[Schema]:
@@ -130,7 +161,8 @@ def _family(schema: Any, root: Schema, seen: set[int]) -> list[Schema]:
     if not isinstance(schema, Mapping) or id(schema) in seen:
         return []
     seen.add(id(schema))
-    return [schema, *(found for inner in _alternatives(schema, root) for found in _family(inner, root, seen))]
+    inner = [each for key in ("anyOf", "oneOf", "allOf", "$ref") for each in _inner(schema, key, root)]
+    return [schema, *(found for each in inner for found in _family(each, root, seen))]
 
 
 def _resolved(reference: Any, root: Schema) -> Any:

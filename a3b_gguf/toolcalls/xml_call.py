@@ -10,8 +10,9 @@ been the end of the call is taken for it.
 
 from __future__ import annotations
 
+from a3b_gguf.toolcalls.argument_stream import ArgumentStream
 from a3b_gguf.toolcalls.block import NO_CALL_CLOSE, Ended, raw_of
-from a3b_gguf.toolcalls.build import Built, call_of_texts
+from a3b_gguf.toolcalls.build import Building, Built
 from a3b_gguf.toolcalls.events import Diagnostic
 from a3b_gguf.toolcalls.lexer import Kind, Token
 from a3b_gguf.toolcalls.tools import Tools
@@ -33,9 +34,9 @@ class XmlCall:
     """
 
     def __init__(self, tools: Tools, opener: Token) -> None:
-        self._tools, self._name, self._tool = tools, opener.name, tools.meant(opener.name)
+        self._tools, self._building = tools, Building(tools, opener.name)
+        self._stream = ArgumentStream(self._building)
         self.taken: list[Token] = [opener]
-        self._parameters: list[tuple[str, str]] = []
         self._remarks: list[Diagnostic] = []
         self._parameter = ""
         self._value: list[str] | None = None
@@ -46,6 +47,13 @@ class XmlCall:
         self._function_end = 0  # tokens up to the </function> among the closers
         self._quoted = self._listed = 0
         self._guess: tuple[int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        return self._building.tool.name if self._building.tool else ""
+
+    def progress(self) -> str:
+        return self._stream.take()
 
     def take(self, token: Token) -> Ended | None:
         self.taken.append(token)
@@ -94,7 +102,7 @@ class XmlCall:
                 self._open(token)
                 return None
             self._listed += 1
-        value.append(token.raw)
+        self._append(token.raw)
         return None
 
     def _behind_closers(self, token: Token) -> Ended | None:
@@ -158,20 +166,30 @@ class XmlCall:
         """The closers were text, and `token` is read as part of the value."""
         assert self._value is not None
         self._remark(LITERAL)
-        self._value += [closer.raw for closer in self._closers]
+        for closer in self._closers:
+            self._append(closer.raw)
         self._closers, self._doubled = [], False
         return self._in_value(token, self._value)
 
+    def _append(self, raw: str) -> None:
+        """More of the value. Behind a place that could have been the end of the call, it is not certain."""
+        assert self._value is not None
+        self._value.append(raw)
+        if self._guess is None:
+            self._stream.text(raw)
+
     def _is_awaited(self, name: str) -> bool:
         """Whether `name` is a parameter of the tool that has not been given."""
-        return self._tool is not None and name in self._tool.properties and name not in self._seen
+        tool = self._building.tool
+        return tool is not None and name in tool.properties and name not in self._seen
 
     def _open(self, token: Token) -> None:
         self._parameter, self._value, self._closers, self._guess = token.name, [], [], None
         self._doubled, self._quoted, self._listed = False, 0, 0
         self._seen.add(token.name)
+        self._stream.open_value(token.name)
 
-    def _store(self) -> None:
+    def _store(self, may_repair: bool = True) -> None:
         """Keeps the open value, one newline taken off each end: the template's own. A parameter without a name is dropped."""
         if self._doubled or not self._parameter:
             self._remark(MALFORMED)
@@ -180,7 +198,8 @@ class XmlCall:
         text = "".join(self._value or ())
         text = text.removeprefix("\r\n") if text.startswith("\r\n") else text.removeprefix("\n")
         text = text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
-        self._parameters.append((self._parameter, text))
+        is_in = self._building.add_text(self._parameter, text, may_repair)
+        self._stream.close_value(self._parameter, text, is_in)
 
     def _remark(self, remark: Diagnostic) -> None:
         if remark not in self._remarks:
@@ -196,7 +215,7 @@ class XmlCall:
         if self._value is not None:
             if self._closers and not self._whole:
                 self._remark(NO_PARAMETER_CLOSE)
-            self._store()
+            self._store(may_repair=not remarks)  # where the block was not closed nothing is mended by guessing
         raw = raw_of(self.taken[:upto])
-        call = call_of_texts(self._tools, self._name, self._parameters)
+        call = self._building.whole()
         return Ended(((raw, call),), raw, tuple(self.taken[upto:]), (*self._remarks, *remarks), in_block)

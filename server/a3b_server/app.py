@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from a3b_server.errors import APIError
+from a3b_server.metrics import Metrics
 from a3b_server.responses import JSONAnswer
 from a3b_server.routes import ROUTES, Route
 from a3b_server.service import Service
 from a3b_server.supervisor import Supervisor
 
 
-def create_app(service: Service, supervisor: Supervisor | None = None) -> FastAPI:
-    """The application. With a supervisor, its engine lives as long as the application."""
+def create_app(service: Service, supervisor: Supervisor | None = None, origins: Sequence[str] = ()) -> FastAPI:
+    """The application. With a supervisor, its engine lives as long as the application. origins: whose web pages may ask; "*": all."""
     app = FastAPI(title="a3b", openapi_url=None, lifespan=_lifespan(supervisor))
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=["*"])
     for route in ROUTES:
         app.add_route(route.path, _endpoint(route, service), methods=[route.method])
-    app.add_exception_handler(APIError, _on_api_error)
+    app.add_exception_handler(APIError, _on_api_error(service.metrics))
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_bug)
     return app
@@ -61,9 +65,13 @@ def _check_key(request: Request, keys: tuple[str, ...]) -> None:
         raise APIError(401, "the API key is missing or wrong; send Authorization: Bearer KEY", "invalid_api_key")
 
 
-async def _on_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, APIError)
-    return JSONAnswer(error.body(), status_code=error.status, headers=error.headers)
+def _on_api_error(metrics: Metrics) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def answer(request: Request, error: Exception) -> Response:
+        assert isinstance(error, APIError)
+        metrics.refused(error.rules)
+        return JSONAnswer(error.body(), status_code=error.status, headers=error.headers)
+
+    return answer
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

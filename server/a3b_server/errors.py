@@ -5,21 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-RETRY_SECONDS = 5  # what a client that was turned away is told to wait
-
 
 class APIError(Exception):
-    """An answer that is an error. param: the field at fault; code: a word that programs can act on; more: further members."""
+    """An answer that is an error. param: the field at fault; code: a word that programs can act on; more: further members.
 
-    def __init__(self, status: int, message: str, code: str, param: str | None = None, more: Mapping[str, Any] | None = None) -> None:
+    retry_seconds: when to come again, for those who were turned away.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str,
+        param: str | None = None,
+        more: Mapping[str, Any] | None = None,
+        retry_seconds: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.status, self.message, self.code, self.param, self.more = status, message, code, param, dict(more or {})
+        self.retry_seconds = retry_seconds
 
     @property
     def headers(self) -> dict[str, str]:
         if self.status == 401:
             return {"WWW-Authenticate": "Bearer"}
-        return {"Retry-After": str(RETRY_SECONDS)} if self.code in ("queue_full", "engine_starting") else {}
+        return {} if self.retry_seconds is None else {"Retry-After": str(self.retry_seconds)}
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The rules that were broken, else the code: what refusals are counted by."""
+        found = [finding["rule"] for finding in self.more.get("findings", ()) if finding["severity"] == "error"]
+        return tuple(dict.fromkeys(found)) or (str(self.more.get("rule", self.code)),)
 
     def body(self) -> dict[str, Any]:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"

@@ -49,8 +49,8 @@ class EventStream(StreamingResponse):
     a frame is being sent: then nobody asks the generator again.
     """
 
-    def __init__(self, frames: AsyncIterator[bytes], on_end: Callable[[], None]) -> None:
-        super().__init__(alive(frames), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    def __init__(self, frames: AsyncIterator[bytes], on_end: Callable[[], None], headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(alive(frames), media_type="text/event-stream", headers={"Cache-Control": "no-cache", **(headers or {})})
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
