@@ -138,7 +138,7 @@ def cold(folder: Path, _: Sequence[str]) -> bool:
 
 def memory(folder: Path, _: Sequence[str]) -> bool:
     """Prints the peak of anonymous memory of `a3b quantize` on a large file; whether it is too much."""
-    shapes = [("token_embd.weight", (248320, 2048))]
+    shapes: list[tuple[str, tuple[int, ...]]] = [("token_embd.weight", (248320, 2048))]
     shapes += [(f"blk.0.ffn_{part}_exps.weight", (256, *shape)) for part, shape in (("gate", (512, 2048)), ("up", (512, 2048)))]
     shapes += [(f"blk.{i}.ffn_down_exps.weight", (256, 2048, 512)) for i in range(2)]
     source = experts(folder / "large.gguf", shapes)

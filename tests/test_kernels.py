@@ -51,8 +51,8 @@ def test_error_is_at_most_ggmls(name: str, weighted: bool) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("q8_0", "mxfp4")])
 def test_effort_pays(name: str, weighted: bool) -> None:
     rng = np.random.default_rng(1)
-    for rows in (rng.standard_normal((48, 1024)), rng.standard_t(5, (48, 1024))):
-        rows, importance = (rows * 0.02).astype(np.float32), importance_of(1024) if weighted else None
+    for values in (rng.standard_normal((48, 1024)), rng.standard_t(5, (48, 1024))):
+        rows, importance = (values * 0.02).astype(np.float32), importance_of(1024) if weighted else None
         errors = [relative_error(name, KERNELS[name](rows, importance, effort=effort), rows, importance) for effort in EFFORTS]
         assert errors[0] > errors[1] > errors[2]
 

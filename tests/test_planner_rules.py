@@ -193,7 +193,7 @@ def test_wide_keys_get_bf16(b35: Facts) -> None:
 
 
 def test_nobody_asked_for_a_length_so_a_shorter_one_is_taken_and_said(b35: Facts) -> None:
-    where = machine(0, ram=22.7)
+    where = machine(0, ram=22.6)
     made = plan(b35, where, Wishes())
     assert 2048 < made.load.n_ctx < 32768
     assert any("instead of 32,768" in warning for warning in made.warnings)

@@ -16,8 +16,9 @@ import yaml
 from a3b_gguf.prompt import RULES
 from a3b_gguf.prompt.locate import locate
 from a3b_gguf.template import published_text
-from command import A3B, a3b, assert_refused
+from command import A3B, assert_refused
 from conversations import GOOD, TOOL, A, S, T, U, user
+from inside import inside as a3b
 
 # What SARIF 2.1.0 demands of the parts that are written here. Source: sarif-schema-2.1.0.json of OASIS
 SARIF: dict[str, Any] = {
@@ -154,14 +155,14 @@ def test_data_sets(tmp_path: Path) -> None:
 
 
 def test_a_data_set_takes_bounded_memory(tmp_path: Path) -> None:
-    """A pipe that never ends within reason: 20,000 lines and one of 32 MB, in an address space that could not hold them parsed."""
+    """300 lines of 250 kB and one of 32 MB, with less memory than all of them take."""
     code = (
         "import json, sys\n"
-        "line = json.dumps([{'role': 'system', 'content': 'S'}, {'role': 'user', 'content': 'x' * 2000}])\n"
-        "for _ in range(20000): print(line)\n"
+        "line = json.dumps([{'role': 'system', 'content': 'S'}, {'role': 'user', 'content': 'x' * 250_000}])\n"
+        "for _ in range(300): print(line)\n"
         "print('\"' + 'y' * 32_000_000 + '\"')\n"
     )
-    limit = "resource.setrlimit(resource.RLIMIT_DATA, (200 << 20, 200 << 20))"
+    limit = "resource.setrlimit(resource.RLIMIT_DATA, (110 << 20, 110 << 20))"
     limited = f"import resource, os, sys; {limit}; os.execv({A3B!r}, [{A3B!r}, *sys.argv[1:]])"
     writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     done = subprocess.run(
@@ -175,7 +176,7 @@ def test_a_data_set_takes_bounded_memory(tmp_path: Path) -> None:
     writer.stdout.close()
     assert writer.wait() == 0, done.stderr
     report = json.loads(done.stdout)
-    assert [(finding["line"], finding["rule"]) for finding in report["findings"]] == [(20001, "M005")]
+    assert [(finding["line"], finding["rule"]) for finding in report["findings"]] == [(301, "M005")]
 
 
 def test_render_prints_the_exact_prompt(tmp_path: Path, tiny_bf16: Path) -> None:

@@ -11,8 +11,9 @@ import pytest
 from a3b_gguf.prompt import PROFILES, SystemPolicy, fix_request, refused, verify_raw, verify_request
 from a3b_gguf.prompt.fix_raw import fix_raw
 from a3b_gguf.template import ChatTemplate
-from command import a3b, assert_refused
+from command import assert_refused
 from conversations import CALL, GENERATION, GOOD, OFF, QWEN36, SYSTEM_TURN, TOOL, USER_TURN, A, C, S, T, U, chat, system, text, user
+from inside import inside as a3b
 from templates import template_text
 
 TEMPLATE = ChatTemplate(template_text("qwen3.6"))

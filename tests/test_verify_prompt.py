@@ -16,8 +16,10 @@ from a3b_gguf.gguf_file import read_gguf
 from a3b_gguf.gguf_write import write_gguf
 from a3b_gguf.metadata import Field, Metadata, array, string, u32
 from a3b_gguf.prompt import PROFILES
-from command import a3b, assert_refused
+from command import a3b as process
+from command import assert_refused
 from conversations import GOOD, TOOL, A, S, U
+from inside import inside as a3b
 
 VERDICT = {
     "type": "object",
@@ -64,7 +66,7 @@ def model(path: Path, **changes: Field | None) -> Path:
 
 
 def test_a_good_prompt() -> None:
-    done = a3b("verify-prompt", given=json.dumps([S, U]))
+    done = process("verify-prompt", given=json.dumps([S, U]))
     assert (done.returncode, done.stdout) == (0, "profile qwen3.6: ok, no findings\n")
 
 
@@ -176,7 +178,7 @@ def test_usage_errors(tmp_path: Path) -> None:
 
 
 def test_unreadable_input(tmp_path: Path) -> None:
-    assert_refused(a3b("verify-prompt", tmp_path / "absent.json"), 3, "absent.json: No such file or directory")
+    assert_refused(process("verify-prompt", tmp_path / "absent.json"), 3, "absent.json: No such file or directory")
     assert_refused(a3b("verify-prompt", tmp_path), 3, "Is a directory")
     assert_refused(a3b("verify-prompt", given='[\n {"role": "user",}]'), 3, "standard input, line 2, column 18: not JSON", "M003")
     assert_refused(a3b("verify-prompt", given=""), 3, "standard input, line 1, column 1: not JSON")
@@ -202,7 +204,8 @@ def test_unreadable_models(tmp_path: Path, tiny_bf16: Path) -> None:
     check(model(tmp_path / "none.gguf", chat_template=None), "tokenizer.chat_template is missing", "a3b convert --chat-template")
     check(model(tmp_path / "bad.gguf", chat_template=string("\n{% if %}")), "bad.gguf: the chat template has a syntax error in line 2")
     check(model(tmp_path / "silent.gguf", chat_template=string("x")), "silent.gguf does not render a user message")
-    check(model(tmp_path / "evil.gguf", chat_template=string("{{ ''.__class__.__mro__ }}")), "reaches for .__mro__ in line 1, which leads out of its sandbox (T005)")
+    evil = model(tmp_path / "evil.gguf", chat_template=string("{{ ''.__class__.__mro__ }}"))
+    check(evil, "reaches for .__mro__ in line 1, which leads out of its sandbox (T005)")
     check(model(tmp_path / "types.gguf", ggml__token_type=array("i32", [1])), "5 tokens but 1 token types")
     check(model(tmp_path / "types.gguf", ggml__token_type=None), "tokenizer.ggml.token_type is missing")
 

@@ -68,6 +68,10 @@ def command(
     ),
     queue: int = typer.Option(64, "--queue", min=0, metavar="N", help="Requests that may wait for a slot; others get a 503."),
     cors: list[str] = typer.Option([], "--cors", metavar="ORIGIN", help="Web pages of this address may ask; may be repeated; * for all."),
+    clip_bounds: Path | None = typer.Option(None, "--clip-bounds", metavar="FILE", help="Measured activation ranges of this model."),
+    clip: Literal["watch", "enforce"] | None = typer.Option(
+        None, "--clip", help="With --clip-bounds: count values beyond them now and then, or clamp every one (slow, changes answers)."
+    ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the plan and stop."),
     json: bool = typer.Option(False, "--json", help="With --dry-run: print the plan as JSON."),
 ) -> None:
@@ -75,6 +79,7 @@ def command(
     import sys
 
     from a3b_gguf.errors import UsageError
+    from a3b_gguf.flows.clipping import clip_config
     from a3b_gguf.flows.plan_here import Means, choose_plan
     from a3b_gguf.flows.serve import Door, Told, serve_plan
     from a3b_gguf.report.console import say, say_json
@@ -95,6 +100,7 @@ def command(
         developer="system" if map_developer else "refuse",
         controls=control_text,
     )
+    clipping = clip_config(model, clip_bounds, clip)
     wishes = wishes_of(ctx, parallel, kv_type, n_gpu_layers, n_cpu_moe, margin, ubatch, draft, checkpoints, kv_split)
     with counted("measuring", "placements", quiet=json or not measure) as tell:
         chosen = choose_plan(model, wishes, machine_of(vram, ram, gpu), Means(not no_dry_run, measure or 0), tell)
@@ -121,4 +127,4 @@ def command(
         say(f"ready after {facts.load_seconds:.1f} s: {url}/v1 ({facts.n_seq_max} at a time, {facts.n_ctx:,} tokens)")
         sys.stdout.flush()
 
-    serve_plan(plan, as_json(plan), Door(host, port, tuple(cors), queue), options, Told(listening, ready))
+    serve_plan(plan, as_json(plan), Door(host, port, tuple(cors), queue, clipping), options, Told(listening, ready))

@@ -21,6 +21,7 @@ from a3b_gguf.planner.check import compare
 from a3b_gguf.planner.plan import Plan
 from a3b_gguf.prompt import control_tokens
 from a3b_server.app import create_app
+from a3b_server.clip import ClipConfig
 from a3b_server.messages import EngineConfig, Facts
 from a3b_server.metrics import Metrics
 from a3b_server.process import run_engine
@@ -49,6 +50,7 @@ class Door:
     port: int = 8080
     origins: tuple[str, ...] = ()
     n_waiting: int = N_WAITING
+    clip: ClipConfig | None = None
 
 
 def serve_plan(plan: Plan, plan_json: Mapping[str, Any], door: Door, options: Options, told: Told) -> None:
@@ -65,7 +67,7 @@ def serve_plan(plan: Plan, plan_json: Mapping[str, Any], door: Door, options: Op
         file = read_gguf(path)
         template = chat_template_of(file)
         with load_model(path, plan.load, vocab_only=True) as model:
-            supervisor = Supervisor(run_engine, EngineConfig(path, plan.load), door.n_waiting, make=metrics.generation)
+            supervisor = Supervisor(run_engine, EngineConfig(path, plan.load, door.clip), door.n_waiting, make=metrics.generation)
             vocab, profile = Vocab(model), profile_of(file, template)
             service = Service(
                 engine=supervisor,

@@ -43,6 +43,8 @@ class Reader:
         self.n_bytes = ggml_function("ggml_nbytes", ctypes.c_size_t, [ctypes.c_void_p])
         arguments = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
         self.get = ggml_function("ggml_backend_tensor_get", None, arguments)
+        self.set = ggml_function("ggml_backend_tensor_set", None, arguments)
+        self.is_host = ggml_function("ggml_backend_buffer_is_host", ctypes.c_bool, [ctypes.c_void_p])
         self._op_name: Callable[[int], bytes] = ggml_function("ggml_op_name", ctypes.c_char_p, [ctypes.c_int])
         self._op_names: dict[int, str] = {}
 
@@ -101,6 +103,22 @@ class Node:
         n_dims = max((i + 1 for i in range(4) if tensor.ne[i] > 1), default=1)
         shape, strides = tuple(tensor.ne[:n_dims])[::-1], tuple(tensor.nb[:n_dims])[::-1]
         return np.lib.stride_tricks.as_strided(copy.view(dtype), shape, strides, writeable=False)
+
+
+    def write(self, values: NDArray[np.float32]) -> bool:
+        """Puts `values`, of the shape that `values()` has, in their place. False, and nothing is done, for a tensor with gaps, of another
+        type, or outside of the CPU's memory."""
+        tensor = self._tensor
+        strides, step = [], np.dtype(np.float32).itemsize
+        for size in tensor.ne:
+            strides.append(step)
+            step *= size
+        packed = all(found == wanted for found, wanted, size in zip(tensor.nb, strides, tensor.ne, strict=True) if size > 1)
+        if tensor.type != 0 or not packed or not tensor.buffer or not self._reader.is_host(tensor.buffer):
+            return False
+        rows = np.ascontiguousarray(values, np.float32)
+        self._reader.set(self.address, rows.ctypes.data, 0, rows.nbytes)
+        return True
 
 
 class Observer(Protocol):

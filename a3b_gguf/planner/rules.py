@@ -22,7 +22,7 @@ from a3b_gguf.units import MIB, human_bytes
 
 LONG_ENOUGH = 2048  # tokens below which a chat with tools hardly fits
 CHECKPOINTS = 512 * MIB
-LEAST_CHECKPOINTS = 4
+CHECKPOINTS_KEPT = (4, 1, 0)  # that a length nobody asked for leaves room for: the first that leaves a length at all
 MOST_CHECKPOINTS = 256  # that the engine keeps; see a3b_server.checkpoints
 CHECKPOINT_SHARE = 8  # an eighth of what RAM has left
 PINNED_TRAP = 8192 * MIB  # pinned memory from which Windows drivers were seen to refuse
@@ -73,8 +73,10 @@ def fits_at_all(draft: Draft) -> bool:
 
 def shortened(draft: Draft, wanted: int) -> Draft:
     """Nobody asked for a length: the longest that fits beside a few checkpoints is taken, and said."""
-    kept = LEAST_CHECKPOINTS * draft.facts.state_bytes
-    found = longest_context(kv_cache_type(replace(draft, settings=replace(draft.settings, checkpoint_bytes=kept))))
+    chosen, found = kv_cache_type(draft), None
+    for kept in CHECKPOINTS_KEPT:
+        settings = replace(chosen.settings, checkpoint_bytes=kept * draft.facts.state_bytes)
+        found = found or longest_context(replace(chosen, settings=settings))
     if found is None:
         return draft.because("context", f"{wanted:,} tokens", "the default")  # the placement refuses it, with what would help
     n_ctx = found.settings.n_ctx

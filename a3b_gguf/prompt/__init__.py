@@ -4,6 +4,8 @@
     findings = verify_request(request, profile, system)         messages, tools, options
     findings = verify_raw(text, profile, system)                a prompt that is already rendered
     prompt = render_request(template, request)                  only after verify_request found no error
+    rendered = render_apart(template, messages, tools, controls)
+    tokens = tokenize_rendered(rendered, vocabulary, controls)  only the template writes control tokens
 
 A rule is a pure function and a row in one of the tables; its id never changes. docs/prompt-rules.md lists them.
 """

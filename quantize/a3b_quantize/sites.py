@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from a3b_gguf.clip_bounds import ALL_EXPERTS, SITES, Record
+from a3b_gguf.llama.site_names import LAST_WINS, site_of
 from a3b_gguf.llama.watch import Node
 from a3b_gguf.roles import layer_of, recurrent_layers
 from a3b_quantize.bounds import record
 from a3b_quantize.histogram import Histogram
 
-# Node name -> site. Source: the `cb` calls of src/models/{qwen35moe,qwen3next,qwen3moe,llama}.cpp and src/llama-graph.cpp
-NODES = {
-    "attn_norm": "attn_in", "Kcur": "k_cache", "Vcur": "v_cache", "attn_gated": "attn_out_in", "kqv_out": "attn_out_in",
-    "final_output": "ssm_out_in", "attn_post_norm": "ffn_in", "ffn_norm": "ffn_in", "l_out": "residual",
-}  # fmt: skip
-EXPERT_NODES = {f"ffn_moe_{act}": "down_in" for act in ("swiglu", "silu", "geglu", "gelu", "reglu", "relu")} | {"ffn_moe_down": "down_out"}
-DENSE_NODES = {f"ffn_{act}": "down_in" for act in ("swiglu", "silu", "geglu", "gelu", "reglu", "relu")} | {"ffn_out": "down_out"}
-TOPK = "ffn_moe_topk"
-# Nodes whose name is first given to what goes into them, before RoPE: the last one of a batch is what the cache gets.
-LAST_WINS = ("k_cache", "v_cache")
 BY_EXPERT = ("down_in", "down_out")
-NODE = re.compile(r"(\w+)-(\d+)")
 
 Ranges = Mapping[tuple[int, str], Histogram]
 
@@ -49,16 +38,7 @@ class Sites:
 
     def site(self, node: str) -> tuple[int, str] | None:
         """Layer and site (or TOPK) of a node, None when it is of no interest."""
-        match = NODE.fullmatch(node)
-        if not match:
-            return None
-        name, layer = match[1], int(match[2])
-        found = NODES.get(name)
-        if found is None:
-            found = TOPK if name == TOPK else (EXPERT_NODES if layer in self.n_experts else DENSE_NODES).get(name)
-        if found == "attn_in" and layer in self.recurrent:
-            found = "ssm_in"
-        return None if found is None else (layer, found)
+        return site_of(node, self.recurrent, self.n_experts)
 
     def wants(self, node: Node) -> bool:
         return self.site(node.name) is not None

@@ -14,6 +14,7 @@ from typing import Literal
 
 from a3b_gguf.llama.buffers import Buffer
 from a3b_gguf.llama.params import LoadParams
+from a3b_server.clip import ClipConfig, ClipCounts
 from a3b_server.sampling import Sampling
 
 # time: the request's own time limit passed.
@@ -26,6 +27,7 @@ class EngineConfig:
 
     model: Path
     params: LoadParams
+    clip: ClipConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +187,13 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The engine between two calls. checkpoints: how many are held, of how many at most."""
+    """The engine between two calls. checkpoints: how many are held, of how many at most. clip: None unless activations are watched."""
 
     slots: tuple[SlotView, ...]
     n_waiting: int
     checkpoints: tuple[int, int]
     counts: Counts
+    clip: ClipCounts | None = None
 
 
 Command = Submit | Cancel | Look | Stop

@@ -46,6 +46,8 @@ class Metrics:
         self._checkpoints = self._gauge("a3b_checkpoints", "Checkpoints of recurrent states", "what")
         self._starts = self._gauge("a3b_prompt_starts", "Prompts that went on from what the cache held", "kind")
         self._memory = self._gauge("a3b_memory_bytes", "Memory by kind and device, predicted and real", "source", "kind", "device")
+        self._clip = self._gauge("a3b_activations", "Activations that were watched, since the engine was loaded", "what")
+        self._beyond = self._gauge("a3b_activations_beyond", "Activations beyond the calibrated range", "layer", "site")
         for kind, device, n_bytes in planned:
             self._memory.labels("predicted", kind, device).set(n_bytes)
 
@@ -85,6 +87,11 @@ class Metrics:
         held, most = snapshot.checkpoints
         self._checkpoints.labels("held").set(held)
         self._checkpoints.labels("most").set(most)
+        if snapshot.clip is not None:
+            for what in ("n_watched", "n_beyond", "n_clamped", "worst"):
+                self._clip.labels(what.removeprefix("n_")).set(getattr(snapshot.clip, what))
+            for (layer, site), number in snapshot.clip.by_site.items():
+                self._beyond.labels(str(layer), site).set(number)
         counts = snapshot.counts
         for kind, number in zip(STARTS, (counts.n_continued, counts.n_copied, counts.n_restored), strict=True):
             self._starts.labels(kind).set(number)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 
@@ -23,6 +24,7 @@ from a3b_gguf.llama.load import Context, LoadedModel, load_model, open_context
 from a3b_gguf.llama.log import LlamaLog
 from a3b_gguf.llama.vocab import Vocab
 from a3b_server.calls import Limits
+from a3b_server.clip import Clip
 from a3b_server.drafts import Drafter, PromptLookup
 from a3b_server.engine import Engine, Options
 from a3b_server.first_call import first_call
@@ -46,13 +48,14 @@ def run_engine(pipe: Connection, config: EngineConfig) -> None:
         with ExitStack() as owned:
             owned.enter_context(LlamaLog(limit=1000))
             model = owned.enter_context(load_model(config.model, config.params))
-            context = owned.enter_context(open_context(model, config.params))
+            clip = Clip(config.clip) if config.clip else None
+            context = owned.enter_context(open_context(model, config.params, clip.callback if clip else None))
             limits = _limits(config, model, context)
             drafter, contexts = _drafter(config, model, context, limits, owned)
             engine = Engine(context, Vocab(model), limits, _options(config), pipe.send, drafter)
             first_call(context, limits)
             pipe.send((Ready(_facts(limits, model, (context, *contexts), time.perf_counter() - started)),))
-            _serve(engine, inbox, pipe)
+            _serve(engine, inbox, pipe, clip)
     except A3BError as error:
         pipe.send((Dead(error.message, error.hint, error.exit_code),))
 
@@ -83,11 +86,13 @@ def _read(pipe: Connection, inbox: SimpleQueue[Command]) -> None:
         os._exit(0)  # the parent is gone; nothing here is worth saving, and the other thread may be deep in C
 
 
-def _serve(engine: Engine, inbox: SimpleQueue[Command], pipe: Connection) -> None:
+def _serve(engine: Engine, inbox: SimpleQueue[Command], pipe: Connection, clip: Clip | None) -> None:
     while True:
         try:
             command = inbox.get(block=engine.scheduler.is_idle)
         except Empty:
+            if clip:
+                clip.turn()
             engine.step()
             continue
         match command:
@@ -96,7 +101,7 @@ def _serve(engine: Engine, inbox: SimpleQueue[Command], pipe: Connection) -> Non
             case Cancel(request_id):
                 engine.cancel(request_id)
             case Look():
-                pipe.send((engine.look(),))
+                pipe.send((replace(engine.look(), clip=clip.counts if clip else None),))
             case Stop():
                 engine.close()
                 return

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
+from typing import Any
 
 from fastapi import Request, Response
 
+from a3b_server.clip import ClipCounts
 from a3b_server.errors import APIError
 from a3b_server.messages import Snapshot
 from a3b_server.metrics import CONTENT_TYPE
@@ -36,8 +38,16 @@ async def slots(request: Request, service: Service) -> Response:
             "n_waiting": snapshot.n_waiting,
             "checkpoints": {"held": held, "most": most},
             "counts": asdict(snapshot.counts),
+            "clip": _clip(snapshot.clip),
         }
     )
+
+
+def _clip(counts: ClipCounts | None) -> dict[str, Any] | None:
+    if counts is None:
+        return None
+    by_site = {f"{layer} {site}": number for (layer, site), number in counts.by_site.items()}
+    return {"watched": counts.n_watched, "beyond": counts.n_beyond, "clamped": counts.n_clamped, "worst": counts.worst, "by_site": by_site}
 
 
 async def plan(request: Request, service: Service) -> Response:
