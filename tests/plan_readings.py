@@ -59,8 +59,9 @@ def sized(facts: Facts, row: dict[str, Any]) -> Facts:
         largest = int(row["largest_mib"] * MIB)
         rest = (int(row["expert_mib"] * MIB) - largest) // 2 if "expert_mib" in row else largest
         sizes = (("ffn_gate_exps", rest), ("ffn_up_exps", rest), ("ffn_down_exps", largest))
-        dense = int(row["dense_mib"] * MIB) // facts.n_layer if "dense_mib" in row else old.dense
-        return replace(old, expert_tensors=sizes, **({"dense": dense, "norms": 0} if "dense_mib" in row else {}))
+        if "dense_mib" not in row:
+            return replace(old, expert_tensors=sizes)
+        return replace(old, expert_tensors=sizes, dense=int(row["dense_mib"] * MIB) // facts.n_layer, norms=0)
 
     if "embedding_mib" in row:
         facts = replace(facts, embedding_bytes=int(row["embedding_mib"] * MIB))

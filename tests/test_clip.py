@@ -38,7 +38,7 @@ def run(tiny_bf16: Path) -> Callable[[Clip | None], NDArray[np.float32]]:
     def computed(clip: Clip | None) -> NDArray[np.float32]:
         """Logits behind TOKENS, one batch."""
         load = LoadParams(n_ctx=256, n_batch=64, n_ubatch=64, use_mmap=False)
-        with load_model(tiny_bf16, load) as model, open_context(model, load, clip.callback if clip else None) as context:
+        with load_model(tiny_bf16, load) as model, open_context(model, load, clip.gate if clip else None) as context:
             batch = Batch(64)
             last = batch.add(0, 0, TOKENS, 1)
             if clip:
@@ -103,14 +103,13 @@ def test_one_call_in_so_many_is_watched() -> None:
 def test_a_failure_ends_the_watching_and_not_the_engine() -> None:
     clip = Clip(ClipConfig("watch", {(0, "residual"): 1.0}))
     clip.turn()
-    clip._reader.get = None
     clip._names = None  # type: ignore[assignment]
     from a3b_gguf.llama.watch import GGMLTensor
 
     tensor = GGMLTensor(name=b"l_out-0")
     import ctypes
 
-    assert clip.callback(ctypes.addressof(tensor), True, None) is False
+    assert clip._callback(ctypes.addressof(tensor), True, None) is False
     assert clip.failure is not None
     clip.turn()
     assert not clip._active

@@ -247,9 +247,10 @@ def test_what_models_write_follows(texts: Texts) -> None:
 
 
 def test_functions_without_a_grammar_say_why() -> None:
+    unwritable: dict[str, Any] = {"a<b": STRING}
     for function, words in (
         (tool("f", ["a"], a=False)["function"], "no"),
-        (tool("f", ["a<b"], **{"a<b": STRING})["function"], "cannot stand"),
+        (tool("f", ["a<b"], **unwritable)["function"], "cannot stand"),
         (tool("f<", [])["function"], "cannot stand"),
         (tool("f", ["a"], a={"$ref": "x.json"})["function"], "outside"),
     ):

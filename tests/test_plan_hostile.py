@@ -20,15 +20,16 @@ from a3b_gguf.units import GIB
 from command import a3b, assert_refused
 from kin_headers import sparse_30b, sparse_35b_mtp, sparse_80b, sparse_dense
 
-VALUES: tuple[object, ...] = (0, 1, 2, 3, 7, 255, 4097, (1 << 31) - 1, (1 << 32) - 1, -1, 1 << 40, "text", 1.5, True, [], [1, 2, 3], [0] * 48, None)
+NUMBERS = (0, 1, 2, 3, 7, 255, 4097, (1 << 31) - 1, (1 << 32) - 1, -1, 1 << 40)
+VALUES: tuple[object, ...] = (*NUMBERS, "text", 1.5, True, [], [1, 2, 3], [0] * 48, None)
 WISHES = (Wishes(), Wishes(n_ctx=65536, n_parallel=4, n_draft=2), Wishes(n_cpu_moe=3, kv_type="q8_0"), Wishes(n_gpu_layers=7))
 
 
 @pytest.fixture(scope="module")
 def headers(tmp_path_factory: pytest.TempPathFactory) -> list[GGUFFile]:
     folder = tmp_path_factory.mktemp("hostile")
-    makers = (sparse_35b_mtp, sparse_30b, sparse_80b, sparse_dense)
-    return [read_gguf(maker(folder / f"{i}.gguf")) for i, maker in enumerate(makers)]
+    files = [sparse_35b_mtp(folder / "0.gguf"), sparse_30b(folder / "1.gguf"), sparse_80b(folder / "2.gguf"), sparse_dense(folder / "3.gguf")]
+    return [read_gguf(file) for file in files]
 
 
 def attempt(file: GGUFFile, wishes: Wishes) -> str:
@@ -54,7 +55,8 @@ def changed(file: GGUFFile, changes: Sequence[tuple[str, object]]) -> GGUFFile:
 
 def damaged(headers: list[GGUFFile], seed: int, count: int) -> dict[str, int]:
     """Outcomes of `count` headers with one or two numbers changed."""
-    chance, found = random.Random(seed), {}
+    chance = random.Random(seed)
+    found: dict[str, int] = {}
     for _ in range(count):
         file = chance.choice(headers)
         keys = [key for key in file.metadata if key.startswith(f"{file.architecture}.")]

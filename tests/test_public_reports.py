@@ -85,7 +85,7 @@ def test_grammars_that_ended_other_servers(tiny_bf16: Path) -> None:
         vocab = Vocab(model)
         for each in (described, large):
             for style in ("xml", "json"):
-                constraint = call_grammar([each["function"]], style, in_thinking=True, parallel=True)  # type: ignore[arg-type]
+                constraint = call_grammar([each["function"]], style, in_thinking=True, parallel=True)
                 assert check_grammar(vocab, Grammar(constraint.text)) is None
                 assert bool(constraint.loosened) is (each is large)
         assert check_grammar(vocab, Grammar(answer_grammar({"type": "string", "maxLength": 100_000}, False).text)) is None

@@ -13,6 +13,7 @@ import llama_cpp.llama_cpp as C
 
 from a3b_gguf.errors import A3BError, BadInput, MachineLacks, UsageError
 from a3b_gguf.llama.buft_overrides import buft_overrides, check_moved, moved_tensors
+from a3b_gguf.llama.gate import Gate
 from a3b_gguf.llama.log import LlamaLog, LogLine
 from a3b_gguf.llama.overrides import expert_overrides
 from a3b_gguf.llama.params import KV_TYPES, LoadParams
@@ -155,10 +156,11 @@ def load_model(path: Path, params: LoadParams, vocab_only: bool = False, dry: bo
     return model
 
 
-def open_context(model: LoadedModel, params: LoadParams, eval_callback: EvalCallback | None = None, mtp: bool = False) -> Context:
+def open_context(model: LoadedModel, params: LoadParams, eval_callback: EvalCallback | Gate | None = None, mtp: bool = False) -> Context:
     """A context on `model`. eval_callback sees every graph node; asking for a node makes the computation stop after it.
 
-    mtp: a context of the model's MTP block, which must have been loaded; it has a cache of its own and no recurrent state.
+    A Gate lets it see only some calls. mtp: a context of the model's MTP block, which must have been loaded; it has a cache of its own
+    and no recurrent state.
     A hybrid's context keeps params.n_draft states of each sequence beside the newest, so that drafts can be taken back.
     Raises UsageError for parameters that would abort the process, MachineLacks when memory is short.
     """
@@ -173,7 +175,11 @@ def open_context(model: LoadedModel, params: LoadParams, eval_callback: EvalCall
     asked.n_threads, asked.n_threads_batch = params.n_threads, params.n_threads_batch
     asked.type_k, asked.type_v = TYPES[params.kv_type_k].number, TYPES[params.kv_type_v].number
     asked.flash_attn_type = C.LLAMA_FLASH_ATTN_TYPE_ENABLED if params.flash_attn else C.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    callback = C.ggml_backend_sched_eval_callback() if eval_callback is None else C.ggml_backend_sched_eval_callback(eval_callback)
+    if isinstance(eval_callback, Gate):
+        callback = C.ggml_backend_sched_eval_callback(eval_callback.address)
+        asked.cb_eval_user_data = eval_callback.user_data
+    else:
+        callback = C.ggml_backend_sched_eval_callback() if eval_callback is None else C.ggml_backend_sched_eval_callback(eval_callback)
     asked.cb_eval = callback
     with LlamaLog() as log:
         pointer = C.llama_init_from_model(model.pointer, asked)

@@ -48,12 +48,13 @@ def recurrent_state(facts: Facts, placement: Placement, settings: Settings) -> l
     return [Term("recurrent state", device, n_bytes) for device, n_bytes in found.items()]
 
 
-def checkpoints(settings: Settings) -> Term:
-    """Copies of recurrent states in RAM, from which a chat goes on where it was cut, taken by our own engine up to this size.
+def checkpoints(facts: Facts, settings: Settings) -> Term:
+    """Copies of recurrent states in RAM, from which a chat goes on where it was cut: as many as our engine takes, and the one spare.
 
     One is what llama_state_seq_get_size_ext says of a sequence with LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: Facts.state_bytes.
     """
-    return Term("checkpoints of recurrent state", HOST, settings.checkpoint_bytes)
+    n = settings.checkpoint_bytes // facts.state_bytes if facts.state_bytes else 0
+    return Term("checkpoints of recurrent state", HOST, (n + 1) * facts.state_bytes if n else 0)
 
 
 def output_buffer(facts: Facts, settings: Settings) -> Term:

@@ -30,7 +30,7 @@ def all_terms(facts: Facts, gpus: Sequence[Device], placement: Placement, settin
         *projector(facts, placement),
         *kv_cache(facts, placement, settings),
         *recurrent_state(facts, placement, settings),
-        checkpoints(settings),
+        checkpoints(facts, settings),
         output_buffer(facts, settings),
         *compute_buffers(facts, names, placement, settings),
         *f16_copies(facts, used, placement, settings),

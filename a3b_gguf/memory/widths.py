@@ -98,8 +98,11 @@ def widths_of(facts: Facts, settings: Settings, layers: tuple[Layer, ...], all_l
 def stand_ins(kinds: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
     """The fewest layers that take the places that all take: two periods, three alike in a row doing as one does.
 
-    Two of three can go because layers take the places of their results by turns. tests/test_memory_graph.py compares with all layers.
+    A model that has no more than two periods stands for itself. Two of three can go because layers take the places of their results by
+    turns. tests/test_memory_graph.py compares with all layers.
     """
+    if len(kinds) <= MOST_LAYERS:
+        return kinds
     found: list[LayerKind] = []
     for kind in kinds[:MOST_LAYERS]:
         if found[-2:] == [kind, kind]:

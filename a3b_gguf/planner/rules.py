@@ -22,7 +22,7 @@ from a3b_gguf.units import MIB, human_bytes
 
 LONG_ENOUGH = 2048  # tokens below which a chat with tools hardly fits
 CHECKPOINTS = 512 * MIB
-CHECKPOINTS_KEPT = (4, 1, 0)  # that a length nobody asked for leaves room for: the first that leaves a length at all
+CHECKPOINTS_KEPT = (1, 0)  # that a length nobody asked for leaves room for: the first that leaves a length at all
 MOST_CHECKPOINTS = 256  # that the engine keeps; see a3b_server.checkpoints
 CHECKPOINT_SHARE = 8  # an eighth of what RAM has left
 PINNED_TRAP = 8192 * MIB  # pinned memory from which Windows drivers were seen to refuse
@@ -150,8 +150,8 @@ def checkpoints(draft: Draft) -> Draft:
             draft = draft.warn("--checkpoints: this model has no recurrent layers, there is nothing to copy")
         return replace(draft, settings=replace(draft.settings, checkpoint_bytes=0))
     ram = draft.budgets[0]
-    free = min(ram.left // CHECKPOINT_SHARE, ram.room)
-    n_bytes = asked if asked is not None else max(0, min(CHECKPOINTS, MOST_CHECKPOINTS * one, free))
+    free = min(ram.left // CHECKPOINT_SHARE, ram.room - one)  # one more is kept as a spare
+    n_bytes = asked if asked is not None else min(CHECKPOINTS, MOST_CHECKPOINTS * one, free) if free >= one else 0
     draft = replace(draft, settings=replace(draft.settings, checkpoint_bytes=n_bytes))
     if n_bytes < one:
         draft = draft.warn(f"no room for a checkpoint of {human_bytes(one)} in RAM: each turn of a chat is read again from its start")

@@ -1,7 +1,7 @@
 """Activations beside the ranges of clip_bounds.bin while the server works: counted now and then, or clamped in every call.
 
 Watching costs one callback for every node of each watched graph and a copy of the watched values, on one call in `every`; on the others
-a callback that returns at once. Clamping costs that on every call, and changes answers: it is for finding out what an outlier does.
+a look at a flag for each node. Clamping costs that on every call, and changes answers: it is for finding out what an outlier does.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from a3b_gguf.clip_bounds import Bounds
+from a3b_gguf.llama.gate import Gate
 from a3b_gguf.llama.site_names import LAST_WINS, site_of
 from a3b_gguf.llama.watch import Node, Reader
 
@@ -54,14 +55,15 @@ def limits_of(bounds: Bounds, mode: Mode) -> dict[tuple[int, str], float]:
 
 
 class Clip:
-    """Owns what was counted. `callback` is llama.cpp's eval callback; `turn` is called before each call of llama_decode.
+    """Owns what was counted. `gate` is llama.cpp's eval callback; `turn` is called before each call of llama_decode.
 
     An exception must not travel through C, so the first is kept in `failure`, and nothing is watched behind it.
     """
 
     def __init__(self, config: ClipConfig) -> None:
         self._config, self._reader = config, Reader()
-        self._n_calls, self._active = 0, config.mode == "enforce"
+        self._n_calls, self._active = 0, False
+        self.gate = Gate(self._callback)
         self._names: dict[bytes, tuple[int, str] | None] = {}
         self.counts = ClipCounts()
         self.failure: Exception | None = None
@@ -70,8 +72,9 @@ class Clip:
         """Decides whether the next call is watched."""
         self._active = self.failure is None and (self._config.mode == "enforce" or self._n_calls % self._config.every == 0)
         self._n_calls += 1
+        self.gate.open(self._active)
 
-    def callback(self, address: int, ask: bool, _: Any) -> bool:
+    def _callback(self, address: int, ask: bool, _: Any) -> bool:
         """True when asked about a node that is of interest; after one was computed always, so that the graph goes on."""
         if not self._active:
             return not ask

@@ -49,7 +49,7 @@ def run_engine(pipe: Connection, config: EngineConfig) -> None:
             owned.enter_context(LlamaLog(limit=1000))
             model = owned.enter_context(load_model(config.model, config.params))
             clip = Clip(config.clip) if config.clip else None
-            context = owned.enter_context(open_context(model, config.params, clip.callback if clip else None))
+            context = owned.enter_context(open_context(model, config.params, clip.gate if clip else None))
             limits = _limits(config, model, context)
             drafter, contexts = _drafter(config, model, context, limits, owned)
             engine = Engine(context, Vocab(model), limits, _options(config), pipe.send, drafter)

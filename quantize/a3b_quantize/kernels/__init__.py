@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BLOCK = 32
 GROUP_SIZES = (32, 64, 128)
 GROUPED = ("iq4_nl",)
-# How much is tried for a smaller error: 1 about as much as ggml, 3 all that still pays. The second is still at least twice as fast as ggml.
+# How much is tried for a smaller error: 1 about as much as ggml, 3 all that still pays. The second is still at least twice as fast as ggml where ggml searches most.
 EFFORTS = (1, 2, 3)
 DEFAULT_EFFORT = 2
 # No importance is less than this share of the largest in its block: a channel that was never seen still counts a little.
