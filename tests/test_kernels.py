@@ -6,6 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from a3b_gguf.gguf_model import to_float32
 from a3b_gguf.llama.ggml import quantize_chunk, validate
 from a3b_gguf.llama.symbols import ggml_function
 from a3b_gguf.tensors import TYPES
+from a3b_quantize import kernels
 from a3b_quantize.kernels import EFFORTS, KERNELS, make_ready
 from a3b_quantize.kernels.compiled import compiled
 from kernel_errors import distributions, importance_of, relative_error
@@ -239,3 +241,15 @@ def test_without_a_place_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(numba, "njit", njit)
     assert compiled(lambda x: x + 1)(1) == 2
+
+
+def test_what_was_compiled_before_a_source_changed_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba would: it looks at a kernel's own file, and the kernels inline parts of others."""
+    kernel = types.SimpleNamespace(stats=types.SimpleNamespace(cache_path=str(tmp_path)))
+    monkeypatch.setattr(kernels, "_compiled", lambda module, name: kernel)
+    old, new, other = (tmp_path / f"{name}.nbi" for name in ("linear.q8_0-1", "linear.q8_0-2", "linear.q4_0-1"))
+    for file, seconds in ((old, 1.0), (new, 4e9), (other, 1.0)):
+        file.write_bytes(b"")
+        os.utime(file, (seconds, seconds))
+    kernels._discard_stale("linear", "q8_0")
+    assert (old.exists(), new.exists(), other.exists()) == (False, True, True)

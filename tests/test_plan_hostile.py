@@ -28,8 +28,8 @@ WISHES = (Wishes(), Wishes(n_ctx=65536, n_parallel=4, n_draft=2), Wishes(n_cpu_m
 @pytest.fixture(scope="module")
 def headers(tmp_path_factory: pytest.TempPathFactory) -> list[GGUFFile]:
     folder = tmp_path_factory.mktemp("hostile")
-    files = [sparse_35b_mtp(folder / "0.gguf"), sparse_30b(folder / "1.gguf"), sparse_80b(folder / "2.gguf"), sparse_dense(folder / "3.gguf")]
-    return [read_gguf(file) for file in files]
+    hybrids = [sparse_35b_mtp(folder / "35b.gguf"), sparse_80b(folder / "80b.gguf")]
+    return [read_gguf(file) for file in (hybrids[0], sparse_30b(folder / "30b.gguf"), hybrids[1], sparse_dense(folder / "dense.gguf"))]
 
 
 def attempt(file: GGUFFile, wishes: Wishes) -> str:

@@ -35,7 +35,7 @@ def b35(tmp_path_factory: pytest.TempPathFactory) -> Facts:
 
 
 @given(vram=GIBS, second=GIBS, ram=st.integers(2, 96), wishes=WISHES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_no_plan_breaks_a_budget(b35: Facts, vram: float, second: float, ram: int, wishes: Wishes) -> None:
     where = with_ram(with_vram(BARE, (int(vram * GIB), int(second * GIB))), ram * GIB)
     by_hand = wishes.n_gpu_layers is not None or wishes.n_cpu_moe is not None
@@ -58,7 +58,7 @@ def goodness(made: Plan) -> tuple[int, int]:
 
 
 @given(vram=st.tuples(GIBS, GIBS).map(sorted), n_ctx=st.integers(256, 262144), kv_type=st.sampled_from(["auto", "f16", "q8_0"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_more_vram_never_brings_less_onto_the_gpu(b35: Facts, vram: list[float], n_ctx: int, kv_type: str) -> None:
     roomy = with_ram(BARE, 128 * GIB)
     small, large = (plan(b35, with_vram(roomy, (int(size * GIB),)), Wishes(n_ctx=n_ctx, kv_type=kv_type)) for size in vram)

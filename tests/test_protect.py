@@ -188,7 +188,7 @@ def test_the_noise_that_advice_goes_by_is_the_rounding(kind: str, times: float) 
     stored = to_float32(quantize_chunk(TYPES[kind], values, None).tobytes(), TYPES[kind]).reshape(values.shape)
     beside = [channel for channel in range(32) if channel != 7]
     real = np.sqrt(((stored - values)[:, beside] ** 2).mean()) / values[:, beside].std()
-    assert 0.4 < noise(kind, of_values("k_cache", values)) / real < 2.5
+    assert 1.2 < noise(kind, of_values("k_cache", values)) / real < 1.8  # on the careful side
 
 
 def test_advice_is_refused(tmp_path: Path) -> None:

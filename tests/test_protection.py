@@ -40,8 +40,8 @@ def hot(calibration: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def types(done: Quantized) -> dict[str, str]:
-    return {f"{share.role} {share.type}": share.tensors for share in done.shares}  # type: ignore[misc]
+def types(done: Quantized) -> dict[str, int]:
+    return {f"{share.role} {share.type}": share.tensors for share in done.shares}
 
 
 def plan(source: Path, tmp_path: Path, **flags: object) -> Quantized:

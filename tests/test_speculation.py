@@ -17,7 +17,7 @@ from a3b_gguf.llama.params import LoadParams
 from a3b_server import engine as engine_module
 from a3b_server import mtp as mtp_module
 from a3b_server.drafts import PROBE_FIRST, PROBE_MOST, RECHECK, Costs, Drafter, Gate, PromptLookup
-from a3b_server.messages import Submit
+from a3b_server.messages import Submit, Tokens
 from a3b_server.sampling import Sampling
 from a3b_server.scheduler import Sequence as Running
 from engine_bench import GREEDY, PARAMS, QUESTIONS, Bench, Logits, opened, plain_logits
@@ -137,6 +137,40 @@ def test_the_block_follows_through_checkpoints_and_forks(tiny_bf16: Path) -> Non
         (expected,) = other.ask(Submit("b", prompts[1], 30, GREEDY, mark))
         (first,) = other.ask(Submit("a", prompts[0], 30, GREEDY, mark))
         assert (found, again) == (expected, first)
+
+
+def test_a_copy_of_a_slot_whose_drafts_were_just_taken_back_is_right(tiny_bf16: Path) -> None:
+    """llama.cpp's own copy would have the state before that: the engine saves and loads the true one."""
+    with opened(tiny_bf16, drafting(3), mtp=True) as bench, plain_logits(bench.context.model) as oracle:
+        assert bench.engine._speculation is not None
+        drafter = bench.engine._speculation.drafter
+        drafter.draft = Damaged(drafter)  # type: ignore[method-assign]
+        ask = replace(GREEDY, ignore_eos=True, n_logprobs=0)
+        bench.engine.submit(Submit("a", bench.prompt("Count from one to nine."), 300, ask))
+        for i in range(12):
+            source = bench.engine.scheduler.find("a")
+            while source is None or source.evaluated < 40 or source.seq not in bench.engine.slots._rolled_back:
+                bench.engine.step()
+                source = bench.engine.scheduler.find("a")
+            prompt = (*source.tokens[: source.evaluated], *bench.text(" And then? Say it."))
+            n_held = source.evaluated
+            bench.engine.submit(Submit(str(i), prompt, 1, ask))
+            while bench.engine.scheduler.find(str(i)) or bench.engine.scheduler.waiting:
+                bench.engine.step()
+            assert bench.end(str(i)).n_cached == n_held
+            spoken = [pair for event in bench.events if isinstance(event, Tokens) for pair in zip(event.pairs, event.logprobs, strict=True)]
+            (told,) = [logprobs for (name, _), logprobs in spoken if name == str(i)]
+            assert told is not None
+            row = oracle(list(prompt)).astype(np.float64)
+            total = row.max() + np.log(np.exp(row - row.max()).sum())
+            assert told.logprob == pytest.approx(row[bench.tokens(str(i))[0]] - total, abs=0.15)
+
+
+def test_many_slots_guess_in_one_call(tiny_bf16: Path) -> None:
+    params = replace(drafting(2), n_seq_max=16, n_outputs_max=48, n_batch=64, n_ubatch=64)
+    with opened(tiny_bf16, params, mtp=True) as bench:
+        bench.answer(*[bench.prompt(f"Spell the word garden, {i} times if you please.") for i in range(16)], max_tokens=12)
+        assert all(bench.end(str(i)).n_accepted for i in range(16))
 
 
 def test_answers_go_on_without_drafts_when_the_block_fails(

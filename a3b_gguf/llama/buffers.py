@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from a3b_gguf.llama.log import LogLine
 from a3b_gguf.units import MIB
+
+if TYPE_CHECKING:  # llama.log loads llama_cpp, which a plan does without
+    from a3b_gguf.llama.log import LogLine
 
 KINDS = {"model": "model", "KV": "kv", "RS": "recurrent", "compute": "compute", "output": "output"}
 PRINTED = re.compile(rf"(\S+) +({'|'.join(KINDS)}) buffer size = +([0-9.]+) MiB")

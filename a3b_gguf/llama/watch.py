@@ -104,7 +104,6 @@ class Node:
         shape, strides = tuple(tensor.ne[:n_dims])[::-1], tuple(tensor.nb[:n_dims])[::-1]
         return np.lib.stride_tricks.as_strided(copy.view(dtype), shape, strides, writeable=False)
 
-
     def write(self, values: NDArray[np.float32]) -> bool:
         """Puts `values`, of the shape that `values()` has, in their place. False, and nothing is done, for a tensor with gaps, of another
         type, or outside of the CPU's memory."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from a3b_gguf.flows.checked_plan import CheckedPlan
 from a3b_gguf.flows.measure import Choice
@@ -10,7 +10,9 @@ from a3b_gguf.planner.check import Check, compare
 from a3b_gguf.planner.plan import Plan
 from a3b_gguf.report.console import plain, say, say_table
 from a3b_gguf.units import MIB, human_bytes
-from a3b_server.messages import Facts
+
+if TYPE_CHECKING:
+    from a3b_server.messages import Facts
 
 
 def show_dry_run(checked: CheckedPlan) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 from a3b_gguf.clip_bounds import FILE_NAME as FILE_NAME
 from a3b_gguf.clip_bounds import MAGIC, RECORD, SITES, START, Bounds, Header, Record, aligned, check_model_id, nested_header
 from a3b_gguf.gguf_file import GGUFFile
-from a3b_gguf.model_id import file_sha256, model_id
+from a3b_gguf.model_id import file_sha256
+from a3b_gguf.model_id import model_id as model_id
 from a3b_gguf.part import part_file
 from a3b_quantize.histogram import Histogram
 

@@ -19,7 +19,7 @@ from a3b_gguf.llama.sequences import copy, cut
 from a3b_server.calls import Call, Limits, Rows
 from a3b_server.scheduler import Sequence
 
-MOST_WAITING = 64  # rows of a slot that does not guess for now, kept until they are worth a call
+MOST_WAITING = 512  # rows of a slot that does not guess for now, kept until it does or they take too much memory
 
 Row = tuple[int, int, NDArray[np.float32]]  # token, position, the target's hidden row of the position before
 
@@ -74,6 +74,9 @@ class MtpDrafter:
         slot.last, slot.n_seen = before, rows.pos + len(rows.tokens)
 
     def draft(self, sequences: Several[Sequence]) -> dict[int, list[int]]:
+        for sequence in sequences:  # one call for all must have room for every slot: its newest token and what a step accepts
+            if len(self._slots[sequence.seq].waiting) > self.n_draft:
+                self._flush(sequence.seq)
         able = [s for s in sequences if not self._slots[s.seq].lost and self._slots[s.seq].last is not None]
         steps = [(s.seq, self._newest(s)) for s in able]
         drafts: dict[int, list[int]] = {seq: [] for seq, _ in steps}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BLOCK = 32
 GROUP_SIZES = (32, 64, 128)
 GROUPED = ("iq4_nl",)
-# How much is tried for a smaller error: 1 about as much as ggml, 3 all that still pays. The second is still at least twice as fast as ggml where ggml searches most.
+# How much is tried for a smaller error: 1 about as much as ggml, 3 all that still pays. 2 is the best price (benchmarks/bench_kernels.py).
 EFFORTS = (1, 2, 3)
 DEFAULT_EFFORT = 2
 # No importance is less than this share of the largest in its block: a channel that was never seen still counts a little.
@@ -96,11 +96,24 @@ def make_ready(names: Collection[str], say: Callable[[str], None]) -> None:
     Without a folder that can be written there is no cache, and each process compiles.
     """
     wanted = [name for name in KERNELS if name in names]
+    for name in wanted:
+        _discard_stale(*KERNELS[name].args)
     missing = [name for name in wanted if not _on_disk(*KERNELS[name].args)]
     if missing:
         say(f"compiling kernels, once: {', '.join(missing)}")
     for name in wanted:
         KERNELS[name](np.zeros((1, TYPES[name].block), np.float32))
+
+
+def _discard_stale(module: str, name: str) -> None:
+    """Removes what was compiled before the newest of these sources: numba looks at a kernel's own file only, not at what it inlines."""
+    folder = _compiled(module, name).stats.cache_path
+    if folder is None:
+        return
+    newest = max(source.stat().st_mtime for source in Path(__file__).parent.glob("*.py"))
+    for index in Path(folder).glob(f"{module}.{name}-*.nbi"):
+        if index.stat().st_mtime < newest:
+            index.unlink(missing_ok=True)
 
 
 def _on_disk(module: str, name: str) -> bool:

@@ -37,7 +37,7 @@ def main() -> int:
     digest = hashlib.sha256((CHECKPOINT / "model.safetensors").read_bytes()).hexdigest()
     text = hashlib.sha256(TEXT.read_bytes()).hexdigest()
     path = Path(__file__).parents[1] / "imatrix_tiny_a3b.npz"
-    np.savez_compressed(path, safetensors_sha256=np.array(digest), text_sha256=np.array(text), **kept)  # type: ignore[arg-type]
+    np.savez_compressed(path, safetensors_sha256=np.array(digest), text_sha256=np.array(text), **kept)
     sys.stdout.write(f"{path}: {path.stat().st_size:,} bytes\n")
     return 0
 
