@@ -27,10 +27,10 @@ check: setup
 	$(RUN)/python tests/module_sizes.py
 
 test: check
-	$(RUN)/python -m pytest -q -m "not prove"
+	OMP_WAIT_POLICY=passive $(RUN)/python -m pytest -q -m "not prove" -n auto --dist loadfile
 
 prove: setup
-	$(RUN)/python -m pytest -q -m prove
+	OMP_WAIT_POLICY=passive $(RUN)/python -m pytest -q -m prove
 
 bench: setup
 	@for script in benchmarks/bench_*.py; do echo; echo "== $$script"; $(RUN)/python $$script || exit 1; done

@@ -52,13 +52,13 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @contextmanager
-def inheriting(sort: signal.Handlers) -> Iterator[None]:
-    """Children that are started meanwhile treat SIGINT so."""
-    former = signal.signal(signal.SIGINT, sort)
+def inheriting(sort: signal.Handlers, which: signal.Signals = signal.SIGINT) -> Iterator[None]:
+    """Children that are started meanwhile treat `which` so."""
+    former = signal.signal(which, sort)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, former)
+        signal.signal(which, former)
 
 
 def assert_all_gone(family: list[psutil.Process]) -> None:
@@ -111,7 +111,7 @@ def test_it_ends_on_ctrl_c_in_the_middle_of_an_answer(tiny_bf16: Path, inherited
 
 
 def test_it_ends_when_its_terminal_goes_away(tiny_bf16: Path) -> None:
-    with serving(tiny_bf16, *PLAN) as served:
+    with inheriting(signal.SIG_DFL, signal.SIGHUP), serving(tiny_bf16, *PLAN) as served:  # also when the suite itself runs under nohup
         family = served.family
         assert served.end(signal.SIGHUP) == 0
         assert_all_gone(family)

@@ -66,7 +66,7 @@ def test_slots_tell_lengths_and_no_text(running: Running) -> None:
     running.ask("capital")
     told = running.client._client.get(f"{running.url}/slots").json()
     assert told["n_waiting"] == 0
-    assert set(told) == {"slots", "n_waiting", "checkpoints", "counts"}
+    assert set(told) == {"slots", "n_waiting", "checkpoints", "counts", "clip"}
     assert "capital" not in str(told)
 
 
