@@ -9,17 +9,15 @@ even then. A sparse file may be asked about; it must never be loaded for real.
 from __future__ import annotations
 
 import ctypes
-import json
-import os
-import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from a3b_gguf.errors import A3BError, BadInput, MachineLacks
+from a3b_gguf.errors import MachineLacks
 from a3b_gguf.llama.buffers import Buffer
-from a3b_gguf.llama.params import LoadParams, params_of
+from a3b_gguf.llama.child import answer, ask
+from a3b_gguf.llama.params import LoadParams
 
 TIMEOUT_SECONDS = 120
 
@@ -39,41 +37,21 @@ class DryRun:
 
 def dry_run(path: Path, load: LoadParams) -> DryRun:
     """Raises what loading would raise, and MachineLacks when llama.cpp ends the child."""
-    command = [sys.executable, "-m", "a3b_gguf.llama.dry_run", str(path)]
-    # Without the variable a failed assertion of llama.cpp starts a debugger, which takes seconds.
-    environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
-    try:
-        done = subprocess.run(
-            command, input=json.dumps(asdict(load)), capture_output=True, text=True, env=environment, timeout=TIMEOUT_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise MachineLacks(f"the dry run of {path} did not end within {TIMEOUT_SECONDS} s", "--no-dry-run leaves it out") from error
-    if done.returncode:
-        said = next((line for line in done.stderr.splitlines() if "GGML_ASSERT" in line), done.stderr.strip()[-300:])
-        raise MachineLacks(f"llama.cpp ended the dry run of {path} ({done.returncode}): {said}", "--no-dry-run leaves it out")
-    told = json.loads(done.stdout.splitlines()[-1])
-    if "error" in told:
-        kind = BadInput if told["exit_code"] == BadInput.exit_code else MachineLacks
-        raise kind(told["error"], told["hint"])
+    told = ask("a3b_gguf.llama.dry_run", path, load, TIMEOUT_SECONDS, "--no-dry-run leaves it out")
     return DryRun(tuple(Buffer(*each) for each in told["buffers"]), told["n_ctx"], told["exact"])
 
 
-def main() -> None:
-    """The child: parameters on standard input, sizes as one line of JSON on standard output."""
+def tried(path: Path, load: LoadParams) -> dict[str, Any]:
+    """The same in this process, as JSON has it."""
     from a3b_gguf.llama.buffers import printed_buffers
     from a3b_gguf.llama.load import load_model, open_context
 
-    path, load = Path(sys.argv[1]), params_of(json.load(sys.stdin))
-    try:
-        with load_model(path, load, dry=True) as model, open_context(model, load) as context:
-            table = breakdown(context.pointer)
-            printed = printed_buffers((*model.log, *context.log))
-            found = printed if table is None else (*table, *(each for each in printed if each.kind == "output"))
-            sizes = [[each.kind, each.device, each.n_bytes] for each in found]
-            told: dict[str, Any] = {"buffers": sizes, "n_ctx": context.n_ctx, "exact": table is not None}
-    except A3BError as error:
-        told = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
-    sys.stdout.write(json.dumps(told) + "\n")
+    with load_model(path, load, dry=True) as model, open_context(model, load) as context:
+        table = breakdown(context.pointer)
+        printed = printed_buffers((*model.log, *context.log))
+        found = printed if table is None else (*table, *(each for each in printed if each.kind == "output"))
+        sizes = [[each.kind, each.device, each.n_bytes] for each in found]
+        return {"buffers": sizes, "n_ctx": context.n_ctx, "exact": table is not None}
 
 
 class _Map(ctypes.Structure):
@@ -124,4 +102,4 @@ def breakdown(context: Any) -> tuple[Buffer, ...] | None:
 
 
 if __name__ == "__main__":
-    main()
+    answer(tried)

@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from a3b_gguf.errors import A3BError, BadInput, MachineLacks
-from a3b_gguf.llama.params import LoadParams, params_of
+from a3b_gguf.errors import MachineLacks
+from a3b_gguf.llama.child import answer, ask
+from a3b_gguf.llama.params import LoadParams
 
 N_PROMPT, N_DECODE, N_ROUNDS = 512, 32, 2
 TIMEOUT_SECONDS = 1800
@@ -35,29 +32,8 @@ class Timing:
 
 def time_model(path: Path, load: LoadParams) -> Timing:
     """Raises what loading raises, and MachineLacks when the child ends without an answer."""
-    command = [sys.executable, "-m", "a3b_gguf.llama.timing", str(path)]
-    environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
-    given = json.dumps(asdict(load))
-    try:
-        done = subprocess.run(command, input=given, capture_output=True, text=True, env=environment, timeout=TIMEOUT_SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise MachineLacks(f"{path} was not measured within {TIMEOUT_SECONDS} s", "leave --measure out") from error
-    if done.returncode:
-        raise MachineLacks(f"measuring {path} ended with {done.returncode}: {done.stderr.strip()[-300:]}", "leave --measure out")
-    told = json.loads(done.stdout.splitlines()[-1])
-    if "error" in told:
-        kind = BadInput if told["exit_code"] == BadInput.exit_code else MachineLacks
-        raise kind(told["error"], told["hint"])
+    told = ask("a3b_gguf.llama.timing", path, load, TIMEOUT_SECONDS, "leave --measure out")
     return Timing(told["prefill"], told["decode"], told["load_seconds"], tuple((name, free) for name, free in told["free"]))
-
-
-def main() -> None:
-    """The child: parameters on standard input, one line of JSON on standard output."""
-    try:
-        told = asdict(measure(Path(sys.argv[1]), params_of(json.load(sys.stdin))))
-    except A3BError as error:
-        told = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
-    sys.stdout.write(json.dumps(told) + "\n")
 
 
 def measure(path: Path, load: LoadParams) -> Timing:
@@ -100,4 +76,4 @@ def measure(path: Path, load: LoadParams) -> Timing:
 
 
 if __name__ == "__main__":
-    main()
+    answer(lambda path, load: asdict(measure(path, load)))
