@@ -16,6 +16,7 @@ from a3b_convert import convert
 from a3b_gguf.errors import BadInput, UsageError
 from a3b_gguf.flows.bounds import Measured
 from a3b_gguf.flows.quantize import Options, default_output, plan_quantize, quantize_file
+from a3b_gguf.flows.weight_rate import WeightRate
 from a3b_gguf.gguf_file import read_gguf
 from a3b_gguf.gguf_model import open_gguf_model, to_float32
 from a3b_gguf.llama.batch import Batch, decode, logits
@@ -24,6 +25,7 @@ from a3b_gguf.llama.params import LoadParams
 from a3b_gguf.llama.vocab import Vocab
 from a3b_gguf.metadata import Field
 from a3b_gguf.tensors import TYPES, GGMLType, Model, n_rows
+from a3b_quantize.assign import Assignment
 from a3b_quantize.encode import Encoding, jobs
 from a3b_quantize.pipeline import CHUNK_WEIGHTS
 from a3b_quantize.policy import find_policy, plain_assignments
@@ -332,3 +334,23 @@ def test_refusals_on_the_command_line(narrow_bf16: Path, tmp_path: Path) -> None
     assert_refused(a3b("quantize", same, "--type", "q8_0", "-o", tmp_path / "no" / "out.gguf"), 2, "must exist")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut.gguf", "same.gguf"]
     assert same.read_bytes() == narrow_bf16.read_bytes()
+
+
+def test_progress_tells_weights_a_second() -> None:
+    """4 and 8 million weights in different types, at the same pace."""
+    kinds = TYPES["q8_0"], TYPES["iq4_nl"]
+    assignments = [
+        Assignment(name, (rows, 1024), TYPES["f32"], kind, "attention", "")
+        for name, rows, kind in (("a", 4000, kinds[0]), ("b", 8000, kinds[1]))
+    ]
+    told: list[tuple[int, int, str]] = []
+    times = iter((10.0, 12.0, 12.0, 16.0))
+    rate = WeightRate(lambda *said: told.append(said), assignments, lambda: next(times))
+    a, b = (each.nbytes for each in assignments)
+    rate(0, a + b, "header")
+    rate(0, a + b, "a")
+    rate(a, a + b, "a")
+    rate(a, a + b, "b")
+    rate(a + b, a + b, "b")
+    assert [name for _, _, name in told] == ["header", "a", "2.0 M weights/s, a", "2.0 M weights/s, b", "2.0 M weights/s, b"]
+    assert [done for done, _, _ in told] == [0, 0, a, a, a + b]

@@ -12,6 +12,7 @@ from a3b_gguf.flows.quantize_options import Options as Options
 from a3b_gguf.flows.quantize_plan import Prepared, prepare
 from a3b_gguf.flows.quantize_plan import default_output as default_output
 from a3b_gguf.flows.quantize_report import Report, write_report
+from a3b_gguf.flows.weight_rate import WeightRate
 from a3b_gguf.gguf_write import FileLine, Progress, file_lines, write_files
 from a3b_quantize.assign import Assignment
 from a3b_quantize.kernels import make_ready
@@ -93,7 +94,7 @@ def run(
     """Writes what was prepared; as `quantize_file`."""
     if options.encoder == "fast":
         make_ready({each.type.name for each in prepared.assignments if each.type != each.source}, say or (lambda text: None))
-    notes = write_files(prepared.files, progress, prepared.key)
+    notes = write_files(prepared.files, progress and WeightRate(progress, prepared.assignments), prepared.key)
     measured = measure(prepared.files[0].path) if options.bounds else Measured(None, ())
     if options.report and say:
         say("comparing what was written with the source")

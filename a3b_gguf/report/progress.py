@@ -75,4 +75,5 @@ class _Lines:
             self.tenth = tenth
             seconds = max(time.monotonic() - self.started, 1e-3)
             left = seconds * (total - done) / max(done, 1)
-            sys.stderr.write(f"{self.what}: {10 * tenth} %, {self.amount(done, seconds)}, {left:.0f} s left\n")
+            at = f", {name}" if name else ""
+            sys.stderr.write(f"{self.what}: {10 * tenth} %, {self.amount(done, seconds)}, {left:.0f} s left{at}\n")
