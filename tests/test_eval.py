@@ -223,3 +223,19 @@ def test_results_travel_in_the_file_and_print_as_a_card(tiny_bf16: Path, iq4_nl:
         assert mine.raw(0, 1) == other.raw(0, 1)
     assert json.loads(a3b(*words).stdout)["scores"] == found["scores"]
     assert_refused(a3b("eval", model, "--embed", tmp_path), 2, "is a folder")
+
+
+def test_the_report_of_quantize_travels_too(tiny_bf16: Path, tmp_path: Path) -> None:
+    model, report = tmp_path / "m.gguf", tmp_path / "report.json"
+    assert a3b("quantize", tiny_bf16, "--type", "iq4_nl", "--no-bounds", "--report", report, "-o", model).returncode == 0
+    words = ("eval", model, "--data", TEXT, "--chunks", 2, "--threads", 1, "--cache", tmp_path)
+    assert_refused(a3b(*words, "--report", report), 2, "--embed")
+    assert_refused(a3b(*words, "--report", tiny_bf16, "--embed", model), 3, "is not a report")
+    assert_refused(a3b("eval", tiny_bf16, *words[2:], "--report", report, "--embed", tmp_path / "y.gguf"), 3, "about another file")
+    assert a3b(*words, "--report", report, "--embed", model).returncode == 0
+    row = next(row for row in json.loads(report.read_text())["roles"] if row["role"] == "expert_down")
+    card = a3b("inspect", model, "--card").stdout
+    assert f"| expert_down | iq4_nl | {row['error']:.5f} |  |" in card
+    assert "fast kernels, effort 2, no importance" in card
+    assert a3b(*words, "--embed", model).returncode == 0
+    assert "fast kernels, effort 2" in a3b("inspect", model, "--card").stdout  # it stays when only the evaluation is new

@@ -31,11 +31,13 @@ def command(
     embed: Path | None = typer.Option(
         None, "--embed", help="Also write a copy of the model to this file that carries the results: `a3b inspect FILE --card` prints them."
     ),
+    report: Path | None = typer.Option(None, "--report", help="With --embed: also what `a3b quantize --report` wrote about this model."),
     json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Measure perplexity and, against a base, KL divergence and same top-1: the numbers of llama-perplexity on the same text."""
     from a3b_gguf.errors import UsageError
     from a3b_gguf.flows.card import embed_evaluation, refuse_embed
+    from a3b_gguf.flows.card_report import report_metadata
     from a3b_gguf.flows.evaluate import EvalOptions, default_cache, evaluate_file
     from a3b_gguf.report import console, progress
     from a3b_gguf.report.eval import show_evaluation
@@ -59,6 +61,9 @@ def command(
         cache=None if no_cache else cache or default_cache(),
         cache_bytes=parse_bytes(cache_limit, "--cache-limit"),
     )
+    if report and embed is None:
+        raise UsageError("--report goes into the file that --embed writes", "add --embed FILE")
+    about = report_metadata(report, model) if report else {}
     if embed is not None:
         refuse_embed(model, embed)
     found = evaluate_file(model, options, lambda what: progress.counted(f"eval {what}", "chunks", quiet=json))
@@ -68,5 +73,5 @@ def command(
         show_evaluation(found)
     if embed is not None:
         with progress.shown("embed", quiet=json) as tell:
-            embed_evaluation(model, embed, found, tell)
+            embed_evaluation(model, embed, found, about, tell)
         console.note(f"wrote {embed}: the same tensors, with these results in its metadata")

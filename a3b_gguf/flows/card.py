@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from a3b_gguf.errors import AnswerIsNo, UsageError
+from a3b_gguf.flows.card_report import report_lines
 from a3b_gguf.flows.evaluate import Evaluation
 from a3b_gguf.flows.inspect import summarise
 from a3b_gguf.gguf_file import GGUFFile
@@ -44,11 +45,12 @@ def refuse_embed(model: Path, output: Path) -> None:
         raise UsageError(f"--embed: {output} is a part of the model", "name another file: it will hold the whole model")
 
 
-def embed_evaluation(model: Path, output: Path, found: Evaluation, progress: Progress | None = None) -> None:
-    """Writes `model`, all parts of it, as one file with the results in its metadata. `output` may be `model` itself, which it replaces."""
+def embed_evaluation(model: Path, output: Path, found: Evaluation, report: Metadata, progress: Progress | None = None) -> None:
+    """Writes `model`, all parts of it, as one file with the results in its metadata. report: what `report_metadata` made of quantize's
+    report, or nothing; one that the model carries already stays then. `output` may be `model` itself, which it replaces."""
     source = open_gguf_model(model)
     kept = {key: value for key, value in source.metadata.items() if not key.startswith(PREFIX)}
-    write_gguf(output, {**kept, **evaluation_metadata(found)}, [copy_job(tensor) for tensor in source.tensors], progress)
+    write_gguf(output, {**kept, **report, **evaluation_metadata(found)}, [copy_job(tensor) for tensor in source.tensors], progress)
 
 
 def evaluation_metadata(found: Evaluation) -> Metadata:
@@ -99,6 +101,7 @@ def card(path: Path) -> str:
         "| measure | value | 95 % interval |",
         "| --- | ---: | --- |",
         *_numbers(file),
+        *report_lines(file),
     ]
     return "\n".join(lines)
 
