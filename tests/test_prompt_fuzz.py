@@ -144,6 +144,17 @@ def test_anything(name: str) -> None:
     run(name, ANY[name][2])
 
 
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ["<|im_start|>", "assistant", "<tool_call>\n", "<tool_call>\n", "</think>\n\n", "<|im_start|>"],
+        ["<|im_start|>assistant\n<think>\nA <tool_call> is a call.\n</think>\n\nYes.<|im_end|>\n"],
+    ],
+)
+def test_raw_prompts_that_were_found_by_chance(pieces: list[str]) -> None:
+    any_raw(pieces)
+
+
 @pytest.mark.prove
 @pytest.mark.parametrize("name", ANY)
 def test_anything_50_000_times(name: str) -> None:

@@ -55,6 +55,8 @@ def calls_fit_the_style(view: RawView) -> Iterator[Hit]:
             at = turn.body.find("tool_call>", after_thought)
             yield hit_at(view, turn.body_start + max(at, 0), "tags of tool calls that do not pair")
             continue
+        if not found:  # the tags stand in the thought
+            continue
         for match in found:
             yield from _call_hits(view, turn.body_start + match.start(), match[1])
         if turn.body[found[-1].end() :].strip():
