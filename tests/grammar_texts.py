@@ -20,7 +20,8 @@ class Texts:
 
     def __init__(self, vocab: Vocab) -> None:
         self.vocab, self._candidates = vocab, Candidates(vocab.n_tokens)
-        self._whole = [token for token in range(vocab.n_tokens) if "\ufffd" not in vocab.piece(token).decode(errors="replace")]
+        # Tokens that are whole characters; one that ends the text is not a part of it.
+        self._whole = [t for t in range(vocab.n_tokens) if "\ufffd" not in vocab.piece(t).decode(errors="replace") and not vocab.is_eog(t)]
         self._ends = [vocab.tokenize(text, True) for text in ENDS]
 
     @contextmanager
