@@ -56,10 +56,6 @@ class Machine:
     ram_bandwidth: float | None = None
     system: str = ""
 
-    @property
-    def vram_total(self) -> int:
-        return sum(gpu.total for gpu in self.gpus)
-
 
 def with_vram(machine: Machine, vram: tuple[int, ...]) -> Machine:
     """`machine` with other GPUs: one for each size in bytes; a size of 0 is no GPU."""

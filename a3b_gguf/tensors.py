@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Protocol
 
-from a3b_gguf.errors import BadInput, UsageError
+from a3b_gguf.errors import BadInput
 from a3b_gguf.metadata import Metadata
 
 if TYPE_CHECKING:
@@ -56,14 +56,6 @@ TYPES: dict[str, GGMLType] = {
     )
 }  # fmt: skip
 TYPE_OF_NUMBER = {kind.number: kind for kind in TYPES.values()}
-
-
-def ggml_type(name: str) -> GGMLType:
-    """The type called `name`, in any case. Raises UsageError that lists the names."""
-    kind = TYPES.get(name.lower())
-    if kind is None:
-        raise UsageError(f"there is no tensor type {name!r}", f"known: {', '.join(TYPES)}")
-    return kind
 
 
 class TensorSource(Protocol):

@@ -111,6 +111,7 @@ def test_a_failure_ends_the_watching_and_not_the_engine() -> None:
 
     assert clip._callback(ctypes.addressof(tensor), True, None) is False
     assert clip.failure is not None
+    assert "TypeError" in clip.counts.failure
     clip.turn()
     assert not clip._active
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from a3b_gguf.errors import AnswerIsNo, UsageError
-from a3b_gguf.flows.plan import plan_file, read_facts
+from a3b_gguf.flows.plan import plan_facts, read_facts
 from a3b_gguf.llama.load import load_model, open_context
 from a3b_gguf.llama.log import INFO
 from a3b_gguf.machine import Device, Machine, with_ram, with_vram
@@ -325,7 +325,7 @@ def test_uneven_layers_are_counted_each_by_its_own_size(b35: Facts) -> None:
 @pytest.mark.parametrize("wishes", [Wishes(), Wishes(n_ctx=4096, n_parallel=4, kv_type="q8_0")])
 def test_llama_cpp_takes_what_the_plan_predicts(tiny_bf16: Path, wishes: Wishes) -> None:
     """tiny-a3b loaded by the plan in a child process: every buffer that llama.cpp prints, within 2 %."""
-    made = plan_file(tiny_bf16, wishes, with_vram(BARE, (0,)))
+    made = plan_facts(read_facts(tiny_bf16), wishes, with_vram(BARE, (0,)))
     real = dry_run(tiny_bf16, made.load, real=True)
     need = {term.name: term.n_bytes / MIB for term in made.terms}
     assert need["KV cache"] == pytest.approx(real["kv"], abs=0.00501)
@@ -336,7 +336,7 @@ def test_llama_cpp_takes_what_the_plan_predicts(tiny_bf16: Path, wishes: Wishes)
 
 
 def test_the_door_to_llama_cpp_obeys_the_plan(tiny_bf16: Path) -> None:
-    made = plan_file(tiny_bf16, Wishes(n_ctx=2048, n_parallel=2), with_vram(BARE, (0,)))
+    made = plan_facts(read_facts(tiny_bf16), Wishes(n_ctx=2048, n_parallel=2), with_vram(BARE, (0,)))
     with load_model(tiny_bf16, made.load) as model, open_context(model, made.load) as context:
         assert (context.n_ctx, context.n_ctx_seq) == (2048, 2048)
         said = " ".join(line.text for line in context.log if line.level >= INFO)

@@ -25,6 +25,7 @@ from a3b_gguf.llama.log import LlamaLog
 from a3b_gguf.llama.params import KV_TYPES, LoadParams
 from a3b_gguf.split import read_parts
 from a3b_gguf.units import GIB, human_bytes
+from a3b_gguf.user_cache import cache_folder
 from a3b_quantize.base_logits import Key, check
 from a3b_quantize.calibration_data import LINES, read_sources
 from a3b_quantize.encode import usable_cores
@@ -107,7 +108,7 @@ class _Run:
 
 def default_cache() -> Path:
     """Where distributions of bases are kept when nobody says otherwise."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "a3b" / "eval"
+    return cache_folder() / "eval"
 
 
 def evaluate_file(path: Path, options: EvalOptions, shown: Shown) -> Evaluation:

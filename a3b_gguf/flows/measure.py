@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +23,7 @@ from a3b_gguf.planner.candidates import candidates
 from a3b_gguf.planner.plan import Plan, Reason, Wishes
 from a3b_gguf.planner.speed import TURN_ANSWER, TURN_PROMPT
 from a3b_gguf.units import human_bytes
+from a3b_gguf.user_cache import cache_folder, keep_text
 
 Clock = Callable[[Path, LoadParams], Timing]
 Tell = Callable[[int, int], None]
@@ -106,7 +106,7 @@ def remembered(facts: Facts, wishes: Wishes, machine: Machine, file: Path | None
 
 
 def cache_file() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "a3b" / "measured.json"
+    return cache_folder() / "measured.json"
 
 
 def key_of(facts: Facts, wishes: Wishes, machine: Machine) -> str:
@@ -137,11 +137,8 @@ def remember(file: Path, key: str, load: LoadParams) -> None:
         held = json.loads(file.read_text())
     except (OSError, ValueError):
         held = {}
-    part = file.with_name(f"{file.name}.{os.getpid()}")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps({**(held if isinstance(held, dict) else {}), key: asdict(load)}))
-        part.replace(file)
+        keep_text(file, json.dumps({**(held if isinstance(held, dict) else {}), key: asdict(load)}))
     except OSError as error:
         hint = "set XDG_CACHE_HOME to a folder that can be written"
         raise BadInput(f"{file}: {error.strerror}; what was measured cannot be kept", hint) from error

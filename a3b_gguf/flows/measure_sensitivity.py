@@ -17,7 +17,6 @@ from a3b_gguf.errors import BadInput, MachineLacks
 from a3b_gguf.fingerprint import fingerprint
 from a3b_gguf.flows.calibrate import renderer
 from a3b_gguf.flows.card import copy_job
-from a3b_gguf.flows.evaluate import default_cache
 from a3b_gguf.flows.quantize_options import Options
 from a3b_gguf.flows.quantize_plan import Source
 from a3b_gguf.gguf_file import read_gguf
@@ -27,6 +26,7 @@ from a3b_gguf.llama.log import LlamaLog
 from a3b_gguf.llama.params import LoadParams
 from a3b_gguf.llama.vocab import Vocab
 from a3b_gguf.units import GIB, MIB, human_bytes
+from a3b_gguf.user_cache import cache_folder
 from a3b_quantize.assign import Assignment
 from a3b_quantize.calibration_data import chunks, read_sources
 from a3b_quantize.encode import usable_cores
@@ -61,7 +61,7 @@ def sensitivities(
         )
     if wish == "table" or (wish == "auto" and (n_bytes > AUTO_BYTES or needs > free)):
         return from_table(names, subjects_of(source.model).n_layer)
-    kept = default_cache().parent / "sensitivity" / f"{_key(source, options, data)}.json"
+    kept = cache_folder() / "sensitivity" / f"{_key(source, options, data)}.json"
     found = read_sensitivities(kept)
     if found is None:
         try:

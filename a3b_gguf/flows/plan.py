@@ -17,16 +17,11 @@ from a3b_gguf.planner.plan import Plan, Wishes
 from a3b_gguf.planner.table import Cell, devices, table
 
 
-def plan_file(path: Path, wishes: Wishes, machine: Machine | None = None) -> Plan:
-    """How to load the model of `path`. machine: None measures the one at hand.
-
-    Raises BadInput for a file that is no model, AnswerIsNo when it does not fit, UsageError for a wish that cannot be.
-    """
-    return plan_facts(read_facts(path), wishes, machine)
-
-
 def plan_facts(facts: Facts, wishes: Wishes, machine: Machine | None = None) -> Plan:
-    """The same for facts that are read already; clip_bounds.bin beside the model's file has its say."""
+    """How to load the model of `facts`; clip_bounds.bin beside its file has its say. machine: None measures the one at hand.
+
+    Raises AnswerIsNo when it does not fit, UsageError for a wish that cannot be.
+    """
     advice, note = read_advice(facts)
     facts = replace(facts, notes=(*facts.notes, note)) if note else facts
     return plan(facts, named(machine or probe.machine()), wishes, advice)

@@ -29,11 +29,6 @@ class Layer:
         return sum(n_bytes for _, n_bytes in self.expert_tensors)
 
     @property
-    def largest_expert(self) -> int:
-        """What moves over PCIe in one piece."""
-        return max((n_bytes for _, n_bytes in self.expert_tensors), default=0)
-
-    @property
     def n_bytes(self) -> int:
         return self.experts + self.dense + self.norms
 

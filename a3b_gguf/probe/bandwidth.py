@@ -15,6 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from a3b_gguf.user_cache import cache_folder, keep_text
+
 ELEMENTS = 8 << 20  # of float64: 64 MiB an array, beyond the caches of common processors
 BYTES_AN_ELEMENT = 32
 SECONDS = 1.0
@@ -42,7 +44,7 @@ def ram_bandwidth(n_cores: int, file: Path | None = None) -> tuple[float | None,
 
 def cache_file() -> Path:
     """Where the measurement is kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "a3b" / "ram-bandwidth.json"
+    return cache_folder() / "ram-bandwidth.json"
 
 
 def recall(file: Path, n_cores: int) -> float | None:
@@ -58,11 +60,8 @@ def recall(file: Path, n_cores: int) -> float | None:
 def remember(file: Path, n_cores: int, bytes_per_second: float, seconds: float = KEPT_SECONDS) -> tuple[str, ...]:
     """Keeps a measurement for so long; a note when that is not possible."""
     held = {"machine": _machine(n_cores), "until": time.time() + seconds, "bytes_per_second": bytes_per_second}
-    part = file.with_name(f"{file.name}.{os.getpid()}")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(held))
-        part.replace(file)
+        keep_text(file, json.dumps(held))
     except OSError as error:
         return (f"RAM bandwidth is measured each time: {file} cannot be written ({error.strerror})",)
     return ()

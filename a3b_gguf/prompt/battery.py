@@ -91,11 +91,10 @@ BATTERY: dict[str, Chat] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """text: the prompt, None when the template did not render. error: its words. crashed: it failed instead of refusing."""
+    """text: the prompt, None when the template did not render. error: its words."""
 
     text: str | None
     error: str = ""
-    crashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ def probe(template: Template, names: Iterable[str] = BATTERY) -> Probes:
         try:
             outcomes[name] = Outcome(template.render(chat.messages, [TOOL] if chat.tools else None, chat.generation, chat.options))
         except TemplateRefused as error:
-            outcomes[name] = Outcome(None, error.message, "fails on these messages" in error.message)
+            outcomes[name] = Outcome(None, error.message)
         except BadTemplate as error:
             return Probes(outcomes, error)
     return Probes(outcomes)

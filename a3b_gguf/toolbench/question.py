@@ -58,10 +58,6 @@ class Question:
     quotes: bool = False
     parity: bool = False
 
-    @property
-    def never_calls(self) -> bool:
-        return not any(step.calls for step in self.steps)
-
 
 def names() -> list[str]:
     """The sets that come with a3b."""

@@ -24,6 +24,7 @@ from a3b_gguf.llama.params import LoadParams
 from a3b_gguf.llama.scoring import scored_blocks
 from a3b_gguf.llama.weights import Weights
 from a3b_gguf.tensors import TYPES, GGMLType, TensorSource
+from a3b_gguf.user_cache import keep_text
 from a3b_quantize.allocate import by_layer
 from a3b_quantize.assign import fit
 from a3b_quantize.divergence import BaseRows, base_rows, compare, joined
@@ -130,10 +131,7 @@ def from_table(names: Sequence[str], n_layer: int) -> Sensitivities:
 
 def write_sensitivities(path: Path, found: Sensitivities) -> None:
     """As JSON, for the next budget."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(asdict(found), indent=1), encoding="utf-8")
-    part.replace(path)
+    keep_text(path, json.dumps(asdict(found), indent=1))
 
 
 def read_sensitivities(path: Path) -> Sensitivities | None:

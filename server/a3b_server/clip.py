@@ -20,7 +20,6 @@ from a3b_gguf.llama.watch import Node, Reader
 
 Mode = Literal["watch", "enforce"]
 EVERY = 256  # calls between two that are watched
-SLACK = 1.0  # a value beyond the largest that calibration saw counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +35,23 @@ class ClipConfig:
 
 @dataclass(slots=True)
 class ClipCounts:
-    """Since the engine was loaded: values that were looked at, those beyond their bound, and the worst as a multiple of it."""
+    """Since the engine was loaded: values that were looked at, those beyond their bound, and the worst as a multiple of it.
+
+    failure: why nothing is looked at any more; empty while all is well.
+    """
 
     n_watched: int = 0
     n_beyond: int = 0
     n_clamped: int = 0
     worst: float = 0.0
     by_site: dict[tuple[int, str], int] = field(default_factory=dict)
+    failure: str = ""
 
 
 def limits_of(bounds: Bounds, mode: Mode) -> dict[tuple[int, str], float]:
     """The largest |x| of each site. Keys and values are left alone by clamping: their nodes carry two different things."""
     return {
-        (each.layer, each.site): each.absmax * SLACK
+        (each.layer, each.site): each.absmax
         for each in bounds.records
         if each.expert < 0 and each.absmax > 0 and not (mode == "enforce" and each.site in LAST_WINS)
     }
@@ -57,7 +60,7 @@ def limits_of(bounds: Bounds, mode: Mode) -> dict[tuple[int, str], float]:
 class Clip:
     """Owns what was counted. `gate` is llama.cpp's eval callback; `turn` is called before each call of llama_decode.
 
-    An exception must not travel through C, so the first is kept in `failure`, and nothing is watched behind it.
+    An exception must not travel through C, so the first is kept in `failure`, told in the counts, and nothing is watched behind it.
     """
 
     def __init__(self, config: ClipConfig) -> None:
@@ -87,6 +90,7 @@ class Clip:
                 self._look(node, *found)
         except Exception as error:
             self.failure, self._active = error, False
+            self.counts.failure = f"{type(error).__name__}: {error}"
         return not ask
 
     def _limit(self, node: Node) -> tuple[tuple[int, str], float] | None:

@@ -90,6 +90,7 @@ class Metrics:
         if snapshot.clip is not None:
             for what in ("n_watched", "n_beyond", "n_clamped", "worst"):
                 self._clip.labels(what.removeprefix("n_")).set(getattr(snapshot.clip, what))
+            self._clip.labels("failed").set(bool(snapshot.clip.failure))
             for (layer, site), number in snapshot.clip.by_site.items():
                 self._beyond.labels(str(layer), site).set(number)
         counts = snapshot.counts

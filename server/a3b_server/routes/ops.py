@@ -47,7 +47,8 @@ def _clip(counts: ClipCounts | None) -> dict[str, Any] | None:
     if counts is None:
         return None
     by_site = {f"{layer} {site}": number for (layer, site), number in counts.by_site.items()}
-    return {"watched": counts.n_watched, "beyond": counts.n_beyond, "clamped": counts.n_clamped, "worst": counts.worst, "by_site": by_site}
+    numbers = {"watched": counts.n_watched, "beyond": counts.n_beyond, "clamped": counts.n_clamped, "worst": counts.worst}
+    return {**numbers, "by_site": by_site, "failure": counts.failure}
 
 
 async def plan(request: Request, service: Service) -> Response:
