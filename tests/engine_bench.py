@@ -46,7 +46,7 @@ class Bench:
         self.context, self.vocab = context, vocab
         self.events: list[Event] = []
         limits = Limits(context.n_ctx, context.n_ctx_seq, params.n_seq_max, params.n_batch, params.n_outputs_max, vocab.n_tokens)
-        options = Options(params.n_ubatch, not params.kv_unified, params.checkpoint_bytes, always)
+        options = Options(params.n_ubatch, params.kv_unified, params.reproducible, params.checkpoint_bytes, always)
         self.now = 0.0
         self.engine = Engine(context, vocab, limits, options, self.events.extend, drafter, clock=lambda: self.now)
 

@@ -15,6 +15,7 @@ from a3b_gguf.errors import BadInput
 from a3b_gguf.llama.batch import last_position
 from a3b_server import engine as engine_module
 from a3b_server.messages import EngineConfig, Failed, Finished, Submit, Tokens
+from a3b_server.pace import Pace
 from a3b_server.process import run_engine
 from a3b_server.sampling import Sampling
 from a3b_server.supervisor import EngineUnavailable, Supervisor
@@ -62,7 +63,8 @@ def test_eight_at_once_are_each_right(bench: Bench, oracle: Logits) -> None:
         assert (end.reason, end.n_generated) in (("stop", len(answer) + 1), ("length", 24))
 
 
-def test_a_long_prompt_is_read_in_chunks_beside_those_who_decode(bench: Bench, oracle: Logits) -> None:
+def test_a_long_prompt_is_read_in_chunks_beside_those_who_decode(bench: Bench, oracle: Logits, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.engine, "_pace", Pace(512, target=0.0))  # whoever writes bears no pause at all
     long = tuple(bench.vocab.tokenize("The capital of Chile is Santiago. " * 60, True))[:420] + bench.prompt(QUESTIONS[0])
     short = bench.prompt(QUESTIONS[1])
     answers = bench.answer(short, long, max_tokens=12)

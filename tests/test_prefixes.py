@@ -313,3 +313,17 @@ def test_aligned_reuse_takes_whole_chunks_that_were_read_as_such() -> None:
     assert find_start(prompt, [Holding(0, prompt[:400], n_exact=512)], aligned).n_tokens == 384
     assert find_start(prompt, [Holding(0, prompt[:700])], aligned).n_tokens == 0
     assert find_start(prompt, [Holding(0, np.arange(1000).tolist(), n_exact=1000)], aligned).n_tokens == 896
+
+
+def test_what_a_copy_costs_decides_from_how_many_tokens_it_is_made() -> None:
+    prompt, pool = list(range(1000)), CheckpointPool(0, 0)
+    other = [5000] * 500
+
+    def copied(reuse: Reuse, n_common: int) -> int:
+        return find_start(prompt, [Holding(0), Holding(1, [*prompt[:n_common], *other], used=1)], reuse).n_tokens
+
+    shared, own = Reuse(False, pool), Reuse(False, pool, n_copied=64 * 100)
+    assert [copied(shared, n) for n in (7, 8, 24)] == [0, 8, 24]
+    assert [copied(own, n) for n in (24, 99, 100)] == [0, 0, 100]
+    hybrid = Reuse(True, pool_of(prompt[:20], prompt[:40]))
+    assert [copied(hybrid, n) for n in (30, 40)] == [0, 40]

@@ -132,17 +132,23 @@ def crowded(n_draft: int) -> LoadParams:
     return replace(PARAMS, n_ctx=1280, n_seq_max=3, n_draft=n_draft, n_outputs_max=3 * (1 + n_draft), checkpoint_bytes=6 * 220_000)
 
 
-@pytest.mark.parametrize("n_draft", [0, 2])
-def test_a_random_walk(tiny_bf16: Path, n_draft: int) -> None:
-    found = walk(tiny_bf16, crowded(n_draft), n_draft > 0, 120, 11 + n_draft)
+def one_each(params: LoadParams) -> LoadParams:
+    """A cache for each slot."""
+    return replace(params, n_ctx=3072, kv_unified=False)
+
+
+@pytest.mark.parametrize(("n_draft", "split"), [(0, False), (2, False), (0, True)])
+def test_a_random_walk(tiny_bf16: Path, n_draft: int, split: bool) -> None:
+    params = one_each(crowded(n_draft)) if split else crowded(n_draft)
+    found = walk(tiny_bf16, params, n_draft > 0, 120, 11 + n_draft)
     assert found.n_checked > 25
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("cache", ["shared", "own", "own, alone"])
 @pytest.mark.parametrize("n_draft", [0, 2])
-def test_a_thousand_random_steps(tiny_bf16: Path, n_draft: int, split: bool) -> None:
-    params = crowded(n_draft)
-    found = walk(tiny_bf16, replace(params, n_ctx=3072, kv_unified=False) if split else params, n_draft > 0, 1000, 5)
+def test_a_thousand_random_steps(tiny_bf16: Path, n_draft: int, cache: str) -> None:
+    params = crowded(n_draft) if cache == "shared" else replace(one_each(crowded(n_draft)), reproducible=cache == "own, alone")
+    found = walk(tiny_bf16, params, n_draft > 0, 1000, 5)
     assert found.n_checked > 200
     assert found.n_recut <= 6

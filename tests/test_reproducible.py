@@ -12,7 +12,7 @@ from a3b_server.messages import Submit, TokenLogprobs, Tokens
 from a3b_server.sampling import Sampling
 from engine_bench import PARAMS, Bench, opened
 
-SPLIT = replace(PARAMS, n_ctx=4096, kv_unified=False)
+SPLIT = replace(PARAMS, n_ctx=4096, kv_unified=False, reproducible=True)
 SYSTEM = "<|im_start|>system\nAnswer shortly." + " Keep to the facts." * 30 + "<|im_end|>\n"
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from a3b_server.calls import BadCall, Call, Limits, Rows, check_call
 from a3b_server.messages import Submit
-from a3b_server.pace import EVEN, LEAST, Pace
+from a3b_server.pace import EVEN, Pace
 from a3b_server.sampling import Sampling
 from a3b_server.scheduler import LEAST_CHUNK, Scheduler, Sequence, decode_call, need
 
@@ -271,22 +271,40 @@ def test_drafts_are_rows_that_all_give_logits() -> None:
     assert decode_call(scheduler.ready(), {0: [5, 6], 1: [7, 8]}) == Call((Rows(0, 0, [0, 5, 6], 3), Rows(1, 0, [0, 7, 8], 3)))
 
 
-def test_a_chunk_beside_others_takes_no_longer_than_they_may_wait() -> None:
+def test_what_is_read_beside_others_takes_no_longer_than_they_may_wait() -> None:
     pace = Pace(512, target=0.1)
     assert pace.rows(0, 1) == 512
     assert pace.rows(4, 1) == EVEN  # nothing was measured yet
     for _ in range(50):
-        pace.note(512, 0.512)  # 1 ms a row
+        pace.note_chunk(512, 0.512)  # 1 ms a row
     assert pace.rows(4, 1) == 64
     assert pace.rows(0, 1) == 512
-    assert pace.rows(1, 7) == 512  # seven who have nothing yet, one who waits
-    assert pace.rows(2, 4) == 192
+    assert pace.rows(1, 7) == 640  # 0.7 s: more than one chunk
+    assert pace.rows(4, 4) == 384
     for _ in range(50):
-        pace.note(64, 0.64)
-    assert pace.rows(4, 1) == LEAST
+        pace.note_step(0.03)
+    assert pace.rows(4, 1) == 64
     for _ in range(50):
-        pace.note(64, 0.0064)
-    assert pace.rows(4, 1) == 512
-    pace.note(1, 9.0)  # a single row says nothing about chunks
-    assert pace.rows(4, 1) == 512
+        pace.note_step(0.05)
+    assert pace.rows(4, 1) == 48  # the step itself is a part of the pause
+    for _ in range(50):
+        pace.note_chunk(48, 0.096)  # fewer rows at once cost more each
+    assert pace.rows(4, 1) == 16
+    for _ in range(50):
+        pace.note_chunk(64, 0.64)
+    assert pace.rows(4, 1) == 16
+    for _ in range(50):
+        pace.note_chunk(64, 0.0064)
+    assert pace.rows(4, 1) == 448
+    pace.note_chunk(1, 9.0)  # a single row says nothing about chunks
+    assert pace.rows(4, 1) == 448
     assert Pace(256, fixed=True).rows(4, 1) == 256
+
+
+def test_who_waited_long_makes_the_others_wait_a_tenth_of_it() -> None:
+    pace = Pace(512, target=0.1)
+    pace.note_chunk(64, 0.064)
+    assert pace.rows(4, 1, waited=0.9) == 64
+    assert pace.rows(4, 1, waited=5.0) == 448
+    assert pace.rows(4, 9, waited=5.0) == 896
+    assert pace.rows(4, 1, waited=500.0) == 1984  # two seconds at most

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect
 
-from a3b_server.sse import KEEPALIVE, EventStream, alive, frame
+from a3b_server.sse import KEEPALIVE, EventStream, frame
 from a3b_server.text import TextStream
 
 
@@ -64,8 +64,14 @@ def test_frames_are_one_line() -> None:
     assert frame({"text": "\ud800"}) == b'data: {"text":"\\ud800"}\n\n'
 
 
+async def nothing() -> Any:
+    await asyncio.Event().wait()
+
+
 def test_a_silent_stream_shows_that_it_lives() -> None:
-    async def session() -> list[bytes]:
+    sent: list[bytes] = []
+
+    async def session() -> None:
         go_on = asyncio.Event()
 
         async def frames() -> AsyncIterator[bytes]:
@@ -73,17 +79,38 @@ def test_a_silent_stream_shows_that_it_lives() -> None:
             yield b"one"
             yield b"two"
 
-        out = []
-        async for found in alive(frames(), seconds=0):
-            out.append(found)
-            go_on.set()
-        return out
+        async def send(message: Any) -> None:
+            sent.append(message.get("body", b"head"))
+            if message.get("body") == KEEPALIVE:
+                go_on.set()
 
-    out = asyncio.run(session())
-    assert out[0] == KEEPALIVE
-    assert [found for found in out if found != KEEPALIVE] == [b"one", b"two"]
+        await EventStream(frames(), lambda: None, seconds=0)({"type": "http"}, nothing, send)
+
+    asyncio.run(session())
+    assert sent[:2] == [b"head", KEEPALIVE]
+    assert [found for found in sent if found != KEEPALIVE] == [b"head", b"one", b"two", b""]
     assert KEEPALIVE.startswith(b":")
     assert KEEPALIVE.endswith(b"\n\n")
+
+
+def test_a_slow_client_gets_no_comment_into_a_frame() -> None:
+    sent: list[bytes] = []
+
+    async def session() -> None:
+        async def frames() -> AsyncIterator[bytes]:
+            yield b"one"
+
+        async def send(message: Any) -> None:
+            if message.get("body") == b"one":
+                for _ in range(20):
+                    await asyncio.sleep(0)
+            sent.append(message.get("body", b"head"))
+
+        await EventStream(frames(), lambda: None, seconds=0)({"type": "http"}, nothing, send)
+
+    asyncio.run(session())
+    assert [found for found in sent if found != KEEPALIVE] == [b"head", b"one", b""]
+    assert KEEPALIVE not in sent[: sent.index(b"one")]
 
 
 def test_what_a_stream_raises_passes_through() -> None:
@@ -92,8 +119,10 @@ def test_what_a_stream_raises_passes_through() -> None:
         raise LookupError("gone")
 
     async def session() -> None:
-        async for _ in alive(frames()):
+        async def send(message: Any) -> None:
             pass
+
+        await EventStream(frames(), lambda: None)({"type": "http"}, nothing, send)
 
     with pytest.raises(LookupError):
         asyncio.run(session())
@@ -114,12 +143,9 @@ def test_the_end_of_a_stream_is_noticed_when_sending_fails() -> None:
             if len(sent) == 3:
                 raise OSError("the client is gone")
 
-        async def receive() -> Any:
-            await asyncio.Event().wait()
-
         kept = endless()  # alive, so that nothing is cleaned up by chance
         with pytest.raises((OSError, ExceptionGroup, ClientDisconnect)):
-            await EventStream(kept, lambda: ended.append(len(sent)))({"type": "http"}, receive, send)
+            await EventStream(kept, lambda: ended.append(len(sent)))({"type": "http"}, nothing, send)
 
     asyncio.run(session())
     assert ended == [3]

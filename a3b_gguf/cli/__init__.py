@@ -11,7 +11,8 @@ import typer
 from a3b_gguf import __version__
 from a3b_gguf.cli import calibrate, convert, doctor, inspect, models, plan, quantize, serve, toolbench, verify_prompt
 from a3b_gguf.cli import eval as eval_command
-from a3b_gguf.errors import A3BError
+from a3b_gguf.errors import A3BError, MachineLacks
+from a3b_gguf.openmp import spin_defaults
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "convert": convert.command,
@@ -58,15 +59,29 @@ def _print_version(wanted: bool) -> None:
 
 def main() -> None:
     """Entry point. Every expected failure becomes one message and its exit code."""
-    from a3b_gguf.report.console import fail
+    from a3b_gguf.report.console import fail, flush, prepare
 
+    os.environ.update(spin_defaults(os.environ))
+    prepare()
     try:
-        build()()
+        try:
+            build()()
+        finally:
+            flush()
     except A3BError as error:
         fail(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output went away, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except (OSError, MemoryError) as error:
+        lack = _lack(error)
+        fail(lack)
+        sys.exit(lack.exit_code)
+
+
+def _lack(error: OSError | MemoryError) -> MachineLacks:
+    """What the system refused and no command foresaw."""
+    if isinstance(error, MemoryError):
+        return MachineLacks(f"the memory does not suffice: {error}" if str(error) else "the memory does not suffice", "end other programs")
+    place = f"{error.filename}: " if error.filename is not None else ""
+    return MachineLacks(f"{place}{error.strerror or error}", "look at the file's rights and its disk")

@@ -22,6 +22,7 @@ class LoadParams:
     checkpoint_bytes: RAM for copies of recurrent states, from which a chat goes on without being read again; 0: none.
     tensor_overrides: (regular expression over tensor names, "CPU"), looked at before cpu_expert_layers; the first match counts.
     tensor_split: shares of the GPUs, in llama.cpp's order; empty: by their free memory.
+    reproducible: a sequence is computed alone and always in the same pieces; for equal bits kv_unified must be off, too.
     n_expert_used: experts that the router chooses for a token; 0: as many as the file says.
     """
 
@@ -46,6 +47,7 @@ class LoadParams:
     tensor_overrides: tuple[tuple[str, str], ...] = ()
     tensor_split: tuple[float, ...] = ()
     n_expert_used: int = 0
+    reproducible: bool = False
 
 
 def params_of(values: dict[str, Any]) -> LoadParams:

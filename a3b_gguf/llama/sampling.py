@@ -66,5 +66,5 @@ class Sampling:
 
     @property
     def is_argmax(self) -> bool:
-        """Whether nothing at all stands between the logits and the choice."""
-        return self.is_greedy and not (self.has_penalties or self.logit_bias or self.ignore_eos or self.grammar)
+        """Whether nothing stands between the logits and the choice, but for the ends of texts with ignore_eos."""
+        return self.is_greedy and not (self.has_penalties or self.logit_bias or self.grammar)

@@ -57,7 +57,7 @@ def served(model: Path, port: int) -> Iterator[str]:
     words = ["serve", str(model), "--ctx", "64000", "--port", str(port)]
     say(f"\n$ a3b {' '.join(words)} &")
     # Threads that wait for each other by spinning are slow when anything else runs on a small machine.
-    server = subprocess.Popen([A3B, *words], env={**os.environ, "OMP_WAIT_POLICY": "passive"})
+    server = subprocess.Popen([A3B, *words])
     url = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + READY_LIMIT_S

@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,11 +14,9 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
+from a3b_gguf.interrupts import deaf_children
+from a3b_gguf.openmp import spin_defaults
 from a3b_server.messages import Command, Event
-
-# OpenMP's threads sleep while they wait for each other, unless the user says otherwise: spinning, its default, is some per cent faster on
-# a machine that does nothing else, and slower by 10 to 100 times where another process wants one of the cores.
-ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
 
 Target = Callable[[Connection, Any], None]
 OnEvents = Callable[["Child", tuple[Event, ...]], None]
@@ -25,7 +24,7 @@ OnEnd = Callable[["Child", int | None], None]
 
 
 class Child:
-    """Owns the process, its pipe and two threads that move messages, since a pipe can block.
+    """Owns the process, its pipe and a thread that sends, since a pipe can block.
 
     on_events and on_end run in the event loop that the child was started in; on_end gets the exit code, once, after all events.
     """
@@ -38,12 +37,16 @@ class Child:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=target, args=(theirs, config), name="a3b-engine", daemon=True)
-        with _environment(ENVIRONMENT):  # read when the library is loaded, before any code of ours could set it in there
+        # The environment is read when the library is loaded, before any code of ours could set it in there.
+        with deaf_children(), _environment(spin_defaults(os.environ)):
             self._process.start()
         theirs.close()  # or the pipe would never end
-        self._threads = [threading.Thread(target=work, name=f"engine-{work.__name__}", daemon=True) for work in (self._read, self._write)]
-        for thread in self._threads:
-            thread.start()
+        self._writer = threading.Thread(target=self._write, name="engine-commands", daemon=True)
+        self._writer.start()
+        if sys.platform == "win32":  # whose event loop cannot wait for a pipe
+            threading.Thread(target=self._read, name="engine-events", daemon=True).start()
+        else:  # without the hop from a thread of ours, which costs a tenth of a millisecond for each token
+            self._loop.add_reader(self._pipe.fileno(), self._readable)
 
     @property
     def pid(self) -> int | None:
@@ -66,8 +69,7 @@ class Child:
                 self._process.kill()
                 await self._ended.wait()
         self._outbox.put(None)
-        for thread in self._threads:
-            await asyncio.to_thread(thread.join)
+        await asyncio.to_thread(self._writer.join)
         self._pipe.close()
         self._process.close()
 
@@ -78,6 +80,15 @@ class Child:
             except OSError:  # the process is gone, which the reader notices
                 return
 
+    def _readable(self) -> None:
+        try:
+            events = self._pipe.recv()
+        except (EOFError, OSError):
+            self._loop.remove_reader(self._pipe.fileno())
+            threading.Thread(target=self._bury, name="engine-end", daemon=True).start()
+            return
+        self._on_events(self, events)
+
     def _read(self) -> None:
         while True:
             try:
@@ -85,6 +96,10 @@ class Child:
             except (EOFError, OSError):
                 break
             self._loop.call_soon_threadsafe(self._on_events, self, events)
+        self._bury()
+
+    def _bury(self) -> None:
+        """Waits for the process, which closes its pipe a little before its end."""
         self._process.join()
         self._loop.call_soon_threadsafe(self._over, self._process.exitcode)
 
@@ -101,9 +116,8 @@ def how(exitcode: int | None) -> str:
 
 
 @contextmanager
-def _environment(defaults: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables that are not set, for the processes that are started meanwhile."""
-    added = {name: value for name, value in defaults.items() if name not in os.environ}
+def _environment(added: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables for the processes that are started meanwhile."""
     os.environ.update(added)
     try:
         yield

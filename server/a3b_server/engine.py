@@ -13,11 +13,24 @@ from a3b_gguf.llama.load import Context
 from a3b_gguf.llama.vocab import Vocab
 from a3b_server.calls import BadCall, Call, Limits, Rows, check_call
 from a3b_server.drafts import Drafter, Speculation
-from a3b_server.messages import Counts, Event, Failed, Finished, FinishReason, SlotState, SlotView, Snapshot, Submit, TokenLogprobs, Tokens
+from a3b_server.messages import (
+    Begun,
+    Counts,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    SlotState,
+    SlotView,
+    Snapshot,
+    Submit,
+    TokenLogprobs,
+    Tokens,
+)  # fmt: skip
 from a3b_server.pace import Pace
 from a3b_server.picker import GrammarEnded, NotNumbers, Picker, logprobs
 from a3b_server.prefixes import Holding
-from a3b_server.scheduler import Scheduler, Sequence, decode_call
+from a3b_server.scheduler import LEAST_CHUNK, Scheduler, Sequence, decode_call
 from a3b_server.slots import Slots
 from a3b_server.thinking import ThinkClock
 
@@ -31,11 +44,13 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """chunk: most rows of a prompt in a call. reproducible: a request gets the same bits whatever else runs: calls of one sequence and
-    equal cuts. checkpoint_bytes: RAM for states of hybrids. always_draft: without asking whether it pays.
+    """chunk: most rows of a prompt in a call. unified: sequences share one cache. reproducible: a request gets the same bits whatever
+    else runs: calls of one sequence and equal cuts. checkpoint_bytes: RAM for states of hybrids. always_draft: without asking whether it
+    pays.
     """
 
     chunk: int
+    unified: bool = True
     reproducible: bool = False
     checkpoint_bytes: int = 0
     always_draft: bool = False
@@ -52,14 +67,17 @@ class Engine:
         clock: Clock = time.monotonic,
     ) -> None:  # fmt: skip
         self._context, self._vocab, self._limits, self._options, self._emit, self._clock = context, vocab, limits, options, emit, clock
-        self.scheduler = Scheduler(limits, options.chunk, mixes=not (context.model.is_hybrid or options.reproducible))
+        # llama.cpp would compute rows of several prompts one prompt after the other all the same: llama-batch.cpp, split_equal.
+        mixes = options.unified and not (context.model.is_hybrid or options.reproducible)
+        self.scheduler = Scheduler(limits, options.chunk, mixes)
         self.slots = Slots(context, limits, options.chunk if options.reproducible else 0, options.checkpoint_bytes, drafter)
         self._speculation = Speculation(drafter, options.reproducible, options.always_draft) if drafter else None
         self._pace = Pace(self.scheduler.chunk, fixed=options.reproducible)
         self._batch, self._candidates = Batch(limits.n_batch), Candidates(limits.n_vocab)
-        self._pickers: dict[str, Picker] = {}  # these three by request
+        self._pickers: dict[str, Picker] = {}  # these by request
         self._thinking: dict[str, ThinkClock] = {}
         self._deadlines: dict[str, float] = {}
+        self._arrivals: dict[str, float] = {}  # of those that wait for a slot
         self._pairs, self._told = list[tuple[str, int]](), list[TokenLogprobs | None]()
         self._events: list[Event] = []
 
@@ -71,8 +89,9 @@ class Engine:
             self._note(Failed(request.id, str(error)))
             self._flush()
             return
+        now = self._arrivals[request.id] = self._clock()
         if request.time_limit_s is not None:
-            self._deadlines[request.id] = self._clock() + request.time_limit_s
+            self._deadlines[request.id] = now + request.time_limit_s
 
     def cancel(self, request_id: str, reason: FinishReason = "cancelled") -> None:
         """Ends a request, waiting or running; nothing happens when it is over already."""
@@ -80,21 +99,41 @@ class Engine:
         if sequence is not None:
             self._finish(sequence, reason)
         elif (request := self.scheduler.withdraw(request_id)) is not None:
-            self._deadlines.pop(request_id, None)
+            self._forget(request_id)
             self._note(Finished(request.id, reason, len(request.tokens), 0))
         self._flush()
 
     def step(self) -> None:
-        """Admits, then one token (or a few that were guessed) for everyone who generates, then one chunk of prompts."""
+        """Admits, then one token (or a few that were guessed) for everyone who generates, then as much of the prompts as they can bear."""
         self._expire()
         self._admit()
         n_writing = self._decode()
-        call = self.scheduler.prefill_call(self._pace.rows(n_writing, self.scheduler.n_reading))
-        if call is not None:
-            started = time.perf_counter()
-            self._run(call)
-            self._pace.note(sum(len(rows.tokens) for rows in call.rows), time.perf_counter() - started)
+        left = self._pace.rows(n_writing, len(self.scheduler.reading()), self._longest_wait())
+        n_rows = self._read(left)
+        # One call while nobody writes: between two of them is the time for new requests and those that are cancelled.
+        while n_writing and n_rows and (left := left - n_rows) >= LEAST_CHUNK:
+            n_rows = self._read(left)
+
+    def _read(self, most: int) -> int:
+        """One chunk of prompts, of at most so many rows; how many there were."""
+        call = self.scheduler.prefill_call(most)
+        if call is None:
+            return 0
+        now = self._clock()
+        for rows in call.rows:
+            sequence = self.scheduler.running[rows.seq]
+            sequence.waited = now - sequence.arrived if sequence.waited is None else sequence.waited
+        n_rows, started = sum(len(rows.tokens) for rows in call.rows), time.perf_counter()
+        self._run(call)
+        self._pace.note_chunk(n_rows, time.perf_counter() - started)
         self._flush()
+        return n_rows
+
+    def _longest_wait(self) -> float:
+        """Seconds that someone whose prompt is not read yet waited before it was begun."""
+        now = self._clock()
+        reading = self.scheduler.reading()
+        return max((now - s.arrived if s.waited is None else s.waited for s in reading), default=0.0)
 
     def look(self) -> Snapshot:
         """What every slot does, and counts since the start."""
@@ -127,11 +166,12 @@ class Engine:
                 picker = Picker(request, self._vocab, self._candidates, self._limits.n_ctx_seq)
             except UsageError as error:
                 self.scheduler.withdraw(request.id)
-                self._deadlines.pop(request.id, None)
+                self._forget(request.id)
                 self._note(Failed(request.id, error.message))
                 continue
             start = self.slots.find(list(request.tokens), running)
             sequence = self.scheduler.start(start.seq)
+            sequence.arrived = self._arrivals.pop(request.id)
             self._pickers[request.id] = picker
             if request.think is not None:
                 self._thinking[request.id] = ThinkClock(request.think)
@@ -140,7 +180,7 @@ class Engine:
     def _decode(self) -> int:
         """One step of all who generate; how many there were. Rows with drafts and rows without never share a call."""
         ready = self.scheduler.ready()
-        started = time.perf_counter()
+        begun = started = time.perf_counter()
         drafts = self._speculation.drafts(ready) if self._speculation and ready else {}
         for group in ([s for s in ready if s.seq in drafts], [s for s in ready if s.seq not in drafts]):
             for sequences in [[s] for s in group] if self._options.reproducible else [group] if group else []:
@@ -149,6 +189,8 @@ class Engine:
                     now = time.perf_counter()
                     self._speculation.costs.note(len(sequences), now - started, sequences[0].seq in drafts)
                     started = now
+        if ready:
+            self._pace.note_step(time.perf_counter() - begun)
         self._flush()
         return len(ready)
 
@@ -208,6 +250,8 @@ class Engine:
             self._fail_one(sequence, str(error))
             return "stop"
         sequence.tokens.append(token)
+        if sequence.n_generated == 1:
+            self._note(Begun(request.id, sequence.n_cached))
         if self._vocab.is_eog(token):
             return "stop"
         n_top = request.sampling.n_logprobs
@@ -284,10 +328,13 @@ class Engine:
         name = sequence.request.id
         self.scheduler.release(sequence)
         self._pickers.pop(name).close()
-        self._thinking.pop(name, None)
-        self._deadlines.pop(name, None)
+        self._forget(name)
         if self._speculation:
             self._speculation.forget(name)
+
+    def _forget(self, request_id: str) -> None:
+        for kept in (self._thinking, self._deadlines, self._arrivals):
+            kept.pop(request_id, None)
 
     def _note(self, event: Event) -> None:
         """Events keep their order: a request's tokens come before its end."""

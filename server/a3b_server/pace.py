@@ -1,35 +1,45 @@
-"""How long a chunk of prompts may be, so that those who are already answered do not wait too long for their next token."""
+"""How much of the prompts is read before the next token of those who are already being answered."""
 
 from __future__ import annotations
 
-TARGET_SECONDS = 0.2  # of a chunk beside others
+TARGET_SECONDS = 0.28  # between two tokens while one prompt comes in; for every further one as much again
+LONGEST_SECONDS = 2.0
+SHARE_OF_WAIT = 0.1  # of what somebody waited before his prompt was begun: a pause that all who write can bear then
 LEAST = 16
 EVEN = 64  # CPU flash attention takes another, slower path below so many rows
 WEIGHT = 0.3  # of the newest measurement
 
 
 class Pace:
-    """Learns what a row of a prompt costs. most: rows of a chunk when nobody waits; fixed: always that many, for equal cuts."""
+    """Learns what a step and a row of a prompt cost. most: rows of a chunk when nobody waits; fixed: always that many, for equal cuts."""
 
     def __init__(self, most: int, fixed: bool = False, target: float = TARGET_SECONDS) -> None:
         self._most, self._fixed, self._target = most, fixed, target
-        self._row_seconds: float | None = None
+        self._step_seconds = 0.0
+        self._row_seconds: dict[bool, float] = {}  # by whether a chunk has at least EVEN rows
 
-    def rows(self, n_writing: int, n_reading: int) -> int:
-        """Rows of the next chunk. n_writing: requests that wait for their next token meanwhile; n_reading: those that wait for their first.
-
-        When more wait for the first than for the next, they all gain from a longer chunk, and few lose.
+    def rows(self, n_writing: int, n_reading: int, waited: float = 0.0) -> int:
+        """Rows to read now. n_writing: requests that wait for their next token meanwhile; n_reading: those that wait for their first;
+        waited: the longest time that one of these waited before his prompt was begun.
         """
         if not n_writing or self._fixed:
             return self._most
-        patience = max(1.0, n_reading / n_writing)
-        if self._row_seconds is None:
-            return min(int(EVEN * patience), self._most)
-        fitting = int(patience * self._target / self._row_seconds)
-        return min(self._most, fitting // EVEN * EVEN or max(LEAST, fitting // LEAST * LEAST))
+        if not self._row_seconds:
+            return min(EVEN, self._most)
+        pause = min(LONGEST_SECONDS, max(self._target * max(1, n_reading), SHARE_OF_WAIT * waited))
+        left = max(0.0, pause - self._step_seconds)
+        even = self._row_seconds.get(True) or self._row_seconds[False]
+        if left >= EVEN * even:
+            return int(left / even) // EVEN * EVEN
+        few = self._row_seconds.get(False) or self._row_seconds[True]
+        return min(self._most, max(LEAST, int(left / few) // LEAST * LEAST))
 
-    def note(self, n_rows: int, seconds: float) -> None:
+    def note_chunk(self, n_rows: int, seconds: float) -> None:
         """A call with rows of prompts took so long."""
         if n_rows >= LEAST:
-            each = seconds / n_rows
-            self._row_seconds = each if self._row_seconds is None else (1 - WEIGHT) * self._row_seconds + WEIGHT * each
+            each, even = seconds / n_rows, n_rows >= EVEN
+            self._row_seconds[even] = each + (1 - WEIGHT) * (self._row_seconds.get(even, each) - each)
+
+    def note_step(self, seconds: float) -> None:
+        """A token for everyone who writes took so long."""
+        self._step_seconds = seconds + (1 - WEIGHT) * (self._step_seconds - seconds)

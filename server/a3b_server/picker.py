@@ -38,6 +38,10 @@ class Picker:
         """The next token, which is remembered as accepted. row_logits: float32 [n_vocab], of row `row` of the last batch."""
         if self._sampler is None:
             token = int(row_logits.argmax())
+            if self._sampling.ignore_eos and self._vocab.is_eog(token):
+                row_logits = row_logits.copy()  # the row itself may be asked for its probabilities
+                row_logits[list(self._vocab.eog_tokens)] = -math.inf
+                token = int(row_logits.argmax())
             if not math.isfinite(row_logits[token]):
                 raise NotNumbers
             return token

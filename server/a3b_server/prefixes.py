@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from a3b_server.checkpoints import Checkpoint, CheckpointPool
 
 WORTH = 64  # tokens that must be saved before a request waits until another one has read them
-LEAST_COPY = 32  # tokens for which a copy is made: all chats of a model begin with the same few
+LEAST_COPY = 8  # tokens for which a copy is made
+LEAST_COPY_RECURRENT = 32  # whose state is copied, too
+COPIED_A_TOKEN = 64  # tokens of a cache of its own that are copied, at most, to save the reading of one: all of it is copied, not a part
 BLOCK = 256
 
 
@@ -45,12 +47,19 @@ class Start:
 class Reuse:
     """What the cache can do: a recurrent state cannot be cut, so it needs checkpoints.
 
-    aligned: only whole chunks of so many tokens are reused, which gives the same bits as reading them; 0: anything is.
+    aligned: only whole chunks of so many tokens are reused, which gives the same bits as reading them; 0: anything is. n_copied: tokens
+    that a copy moves, whatever it is made for; 0 where rows are shared.
     """
 
     is_recurrent: bool
     checkpoints: CheckpointPool
     aligned: int = 0
+    n_copied: int = 0
+
+    @property
+    def least_copy(self) -> int:
+        """Tokens for which a copy is made: all chats of a model begin with the same few."""
+        return max(LEAST_COPY_RECURRENT if self.is_recurrent else LEAST_COPY, self.n_copied // COPIED_A_TOKEN)
 
     def length(self, prompt: list[int], held: Holding) -> tuple[int, Checkpoint | None]:
         """Tokens of `prompt` that need not be read when `held` is taken over, and the checkpoint for that. At least one is always read."""
@@ -92,7 +101,7 @@ def find_start(prompt: list[int], holdings: Sequence[Holding], reuse: Reuse, int
     if source is None:
         return Start(oldest.seq, after=after)
     takes_over = source in idle and (2 * n_tokens >= len(source.tokens) or len(idle) == 1)
-    if not takes_over and n_tokens < LEAST_COPY:
+    if not takes_over and n_tokens < reuse.least_copy:
         return Start(oldest.seq, after=after)
     return Start(source.seq if takes_over else oldest.seq, source.seq, n_tokens, checkpoint, after)
 

@@ -19,7 +19,8 @@ class Sequence:
     """A request that runs in slot `seq`. tokens: prompt, then what was drawn; `evaluated` of them are in the cache.
 
     stops: counts at which reading pauses, ascending. after: (another sequence, count): nothing is read before that one has read so many
-    tokens. n_cached: tokens of the prompt that the cache held. n_exact: leading tokens read in whole aligned chunks.
+    tokens. n_cached: tokens of the prompt that the cache held. n_exact: leading tokens read in whole aligned chunks. arrived: when the
+    request came; waited: seconds from then to the first chunk of its prompt, None before it.
     """
 
     request: Submit
@@ -33,6 +34,8 @@ class Sequence:
     n_exact: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
+    arrived: float = 0.0
+    waited: float | None = None
 
     @property
     def n_pending(self) -> int:
@@ -75,11 +78,6 @@ class Scheduler:
     @property
     def reserved(self) -> int:
         return sum(sequence.reserved for sequence in self.running.values())
-
-    @property
-    def n_reading(self) -> int:
-        """Requests whose text is still to be read."""
-        return sum(s.n_pending > 1 for s in self.running.values())
 
     @property
     def free(self) -> frozenset[int]:
@@ -130,6 +128,10 @@ class Scheduler:
         """Sequences that have only their newest token to evaluate, in order of slots."""
         return sorted((s for s in self.running.values() if s.n_pending == 1 and s.after is None), key=lambda s: s.seq)
 
+    def reading(self) -> list[Sequence]:
+        """Sequences whose text is still to be read, the oldest first."""
+        return [s for s in self.running.values() if s.n_pending > 1]
+
     def prefill_call(self, n_rows: int | None = None) -> Call | None:
         """The next chunk of at most n_rows rows of those that have more to evaluate; None when there are none.
 
@@ -137,7 +139,7 @@ class Scheduler:
         moves on whatever comes.
         """
         left = min(self.chunk, n_rows or self.chunk)
-        waiting = [s for s in self.running.values() if s.n_pending > 1 and s.after is None]
+        waiting = [s for s in self.reading() if s.after is None]
         if not waiting:
             return None
         self._turn += 1
