@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,7 +15,7 @@ from a3b_gguf.units import GIB
 FILE = Path(__file__).with_name("gpus.toml")
 PCIE_LANE = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}  # bytes a second of one lane after its 128b/130b encoding
 UNIFIED_SHARE = 0.75  # of RAM that such a GPU may take: Metal's recommendedMaxWorkingSetSize on most machines
-SERIES_KEYS = {"vendor", "backend", "source", "matrix", "unified", "cards"}
+SERIES_KEYS = {"vendor", "backend", "source", "checked", "matrix", "unified", "cards"}
 IGNORED = re.compile(r"\b(nvidia|geforce|amd|radeon|intel|apple|ryzen ai|graphics|gpu)\b")
 SERIES = re.compile(r"^(rtx|gtx|rx|arc|tesla)")
 MEMORY = re.compile(r"\b(\d+) ?gi?b\b")
@@ -39,6 +38,8 @@ class GPU:
 
 def entries(path: Path = FILE) -> tuple[GPU, ...]:
     """Every card. Raises BadInput that names the series and the card whose row is wrong."""
+    import tomllib
+
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -116,6 +117,8 @@ def devices(found: tuple[GPU, ...], ram: int) -> tuple[Device, ...]:
 
 def known(device: Device) -> Device:
     """`device` with what the table says of the card that its description names; unchanged when it names none."""
+    if not re.search(r"\d", device.description) or (device.bandwidth and device.pcie and device.flops):
+        return device  # every card's name has a number in it
     try:
         gpu = find(device.description)
     except UsageError:

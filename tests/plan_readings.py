@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +14,23 @@ from a3b_gguf import gpus
 from a3b_gguf.errors import AnswerIsNo
 from a3b_gguf.flows.plan_facts import read_facts
 from a3b_gguf.machine import Device, Machine, ram_bandwidth, with_ram
+from a3b_gguf.memory.cache import f16_copies
+from a3b_gguf.memory.compute import in_ram, replayed
 from a3b_gguf.memory.facts import Facts, Layer
-from a3b_gguf.memory.placement import HOST, place
+from a3b_gguf.memory.placement import HOST, Placement, place
 from a3b_gguf.memory.settings import Settings, padded
 from a3b_gguf.memory.terms import all_terms
+from a3b_gguf.memory.widths import widths_of
 from a3b_gguf.planner.decide import plan
 from a3b_gguf.planner.plan import Plan, Wishes
-from a3b_gguf.planner.speed import predict
+from a3b_gguf.planner.speed import active_bytes, gpu_bandwidth, predict
+from a3b_gguf.planner.speed import ram_bandwidth as speed_of_ram
 from a3b_gguf.units import GIB, MIB
 
 FILE = Path(__file__).with_name("plan_readings.toml")
-CARD = "CUDA0"
-NAMES = {"35b": ("qwen3.6", "iq4_nl"), "30b": ("qwen3-30b", "q4_k_m")}
+WEIGHTS = ("token embedding", "routed experts", "attention, dense and norms", "output")
+COMPUTE = ("compute buffer", "staging of experts", "f16 copy of one layer's cache")
+NAMES = {"35b": ("qwen3.6", "iq4_nl"), "30b, f16": ("qwen3-30b", "f16")}
 EXACT = 0.01  # of a buffer that llama.cpp prints
 CLOSE, CLOSE_BYTES = 0.05, 400 * MIB  # of a whole card
 SPEED = 0.35
@@ -74,28 +81,45 @@ def log_terms(row: dict[str, Any]) -> dict[str, float]:
     """What our formulas say of one log's setup, in MiB, with what older builds did otherwise."""
     facts, n_ctx, n_ubatch, slots = sized(model(row["model"]), row), padded(row["n_ctx"]), row.get("n_ubatch", 512), row.get("slots", 1)
     build, kv = row.get("build", ()), row.get("kv", "f16")
+    backend = "Vulkan" if "old-cuda" in build else row.get("backend", "CUDA")  # which keeps nothing of its own in the compute buffer
     settings = Settings(n_ctx, slots, n_ubatch, n_ubatch if "all-logits" in build else slots, kv, kv, use_mmap=False)
-    card = Device(CARD, 24 * GIB, 24 * GIB)
+    card = Device(f"{backend}0", 24 * GIB, 24 * GIB)
     placement = place(facts.n_layer_all, (card,), facts.n_layer_all + 1)
-    if row.get("experts") == "RAM":
-        placement = placement.with_cpu_experts(range(facts.n_layer))
+    first = facts.n_layer if row.get("experts") == "RAM" else row.get("n_cpu_moe", 0)
+    placement = placement.with_cpu_experts(range(first))
+    if row.get("output") == "RAM":
+        placement = replace(placement, output=HOST)
     found = {(term.name, term.device): term.n_bytes for term in all_terms(facts, (card,), placement, settings)}
     host, mask = found["compute buffer", HOST], 2 * n_ctx * n_ubatch
-    compute = found["compute buffer", CARD] + found.get(("staging of experts", CARD), 0)
+    compute = compute_buffer(facts, placement, settings, row)
     if "f32-mask" in build:  # the mask twice as large, and beside it for a moment its f16 copy, queries and gates
         host, compute = host + mask, max(compute, 3 * mask + 4 * n_ubatch * (4 * facts.n_head * facts.k_dim + 4 * facts.n_embd))
     if "all-logits" in build:
-        compute = max(compute, all_logits(facts, n_ubatch)) if row["model"] == "30b" else all_logits(facts, n_ubatch)
+        compute = max(compute, all_logits(facts, n_ubatch))
+    on_card = sum(n for (name, device), n in found.items() if device == card.name and name in WEIGHTS)
     return {
-        "KV cache": found["KV cache", CARD] / MIB,
-        "recurrent state": found.get(("recurrent state", CARD), 0) / MIB,
-        "cache and state": (found["KV cache", CARD] + found.get(("recurrent state", CARD), 0)) / MIB,
+        "KV cache": found["KV cache", card.name] / MIB,
+        "recurrent state": found.get(("recurrent state", card.name), 0) / MIB,
+        "cache and state": (found["KV cache", card.name] + found.get(("recurrent state", card.name), 0)) / MIB,
+        "weights": on_card / MIB,
+        "weights in RAM": (sum(n for (name, device), n in found.items() if device == HOST and name in WEIGHTS) + on_card) / MIB,
         "output buffer": 4 * facts.n_vocab * slots / MIB,
         "token embedding": facts.embedding_bytes / MIB,
         "compute": compute / MIB,
         "host compute": host / MIB,
-        "f16 copy of one layer's cache": found.get(("f16 copy of one layer's cache", CARD), 0) / MIB,
+        "f16 copy of one layer's cache": pooled_copies(facts, settings) / MIB,
     }
+
+
+def compute_buffer(facts: Facts, placement: Placement, settings: Settings, row: dict[str, Any]) -> int:
+    """The replay of a build that kept nothing of CUDA's own in it. output in RAM: a GPU that computes all logits copies it."""
+    output = (("output", facts.output_bytes),) if row.get("output") == "RAM" else ()
+    return replayed(widths_of(facts, settings, facts.layers), True, (*in_ram(facts, placement), *output)).device
+
+
+def pooled_copies(facts: Facts, settings: Settings) -> int:
+    """K and V of one layer as f16: until pull 23907 they lay in a pool of CUDA's, beside the compute buffer."""
+    return max(layer.n_head_kv for layer in facts.layers) * sum(f16_copies(facts, settings, "CUDA"))
 
 
 def all_logits(facts: Facts, n_ubatch: int) -> int:
@@ -159,12 +183,62 @@ def judged(row: dict[str, Any]) -> Judged:
     return Judged(row["id"], row["outcome"], verdict, vram, decode)
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the seconds of one decoded token are made of: bytes over full bandwidths, layers, and layers whose experts are in RAM."""
+
+    id: str
+    machine: str
+    on_card: float
+    in_ram: float
+    layers: int
+    crossings: int
+    decode: float
+
+    def seconds(self, shares: Shares) -> float:
+        of_card, of_ram, layer, crossing = shares
+        return self.on_card / of_card + self.in_ram / of_ram + self.layers * layer + self.crossings * crossing
+
+
+Shares = tuple[float, float, float, float]  # of the card's bandwidth, of RAM's; seconds a layer, and more where its experts are in RAM
+
+
+def parts(row: dict[str, Any]) -> Parts:
+    facts, machine = sized(model("35b"), row), machine_of(row)
+    card = machine.gpus[0]
+    here = place(facts.n_layer_all, (card,), facts.n_layer_all + 1).with_cpu_experts(range(row["n_cpu_moe"]))
+    found = active_bytes(facts, here)
+    states = sum(2 * 4 * facts.ssm_state for layer in facts.layers if layer.recurrent)
+    on_card, in_ram = (found[card.name] + states) / gpu_bandwidth(card), found[HOST] / speed_of_ram(machine)
+    return Parts(row["id"], row["machine"], on_card, in_ram, facts.n_layer, len(here.cpu_experts), row["decode"])
+
+
+def fitted(rows: Sequence[Parts]) -> Shares:
+    """The shares, of a coarse grid, with the least squares of logarithms."""
+    grid = itertools.product(
+        (0.3, 0.4, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9), (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+        (0.0, 20e-6, 40e-6, 55e-6, 80e-6, 100e-6, 120e-6), (0.0, 60e-6, 100e-6, 140e-6, 180e-6, 240e-6, 300e-6),
+    )  # fmt: skip
+    return min(grid, key=lambda shares: sum(math.log(row.seconds(shares) * row.decode) ** 2 for row in rows))
+
+
+def held_out() -> Iterator[Compared]:
+    """Each machine's readings, predicted with shares that were fitted to the readings of the other machines."""
+    rows = [parts(row) for row in table()["reading"] if "decode" in row]
+    for name in dict.fromkeys(row.machine for row in rows):
+        shares = fitted([row for row in rows if row.machine != name])
+        for row in rows:
+            if row.machine == name:
+                yield Compared(row.id, "tokens/s", row.decode, 1 / row.seconds(shares))
+
+
 def card_mib(made: Plan, row: dict[str, Any]) -> float:
     """The whole card: what was there before, and the plan's terms; older builds held logits of every row."""
     card = made.budgets[1]
     n_bytes = card.total - card.available + card.need
     if "all-logits" in row.get("build", ()):
         rows = all_logits(made.facts, row["n_ubatch"])
-        now = sum(t.n_bytes for t in made.terms if t.device == card.device and t.name in ("compute buffer", "staging of experts"))
-        n_bytes += max(0, rows - now)
+        settings = Settings(made.load.n_ctx, kv_type_k=made.load.kv_type_k, kv_type_v=made.load.kv_type_v)
+        now = sum(t.n_bytes for t in made.terms if t.device == card.device and t.name in COMPUTE)
+        n_bytes += rows + pooled_copies(made.facts, settings) - now
     return n_bytes / MIB

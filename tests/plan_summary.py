@@ -17,6 +17,7 @@ from a3b_gguf.machine import Machine, ram_bandwidth, with_gpus, with_ram
 from a3b_gguf.memory.facts import Facts
 from a3b_gguf.planner.decide import plan
 from a3b_gguf.planner.plan import Plan, Wishes
+from a3b_gguf.planner.refuse import OR
 from a3b_gguf.units import GIB
 from true_header import sparse_35b
 
@@ -46,7 +47,7 @@ def lines(facts: Facts, n_ctx: int, vram: int, ram: int) -> Iterator[str]:
         made = plan(facts, machine(vram, ram), Wishes(n_ctx=n_ctx))
     except AnswerIsNo as error:
         yield f"  refused: {error.message.partition(' does not fit: ')[2]}"
-        yield from (f"    would fit: {change}" for change in error.hint.split("; or "))
+        yield from (f"    would fit: {change}" for change in error.hint.split(OR))
     else:
         yield from told(made)
     yield ""

@@ -97,23 +97,26 @@ def test_published_sum_of_cache_and_state(b35: Facts) -> None:
 
 
 def test_published_compute_buffers(b35: Facts) -> None:
-    """Logs of a build that reserved logits for every row, then of the build with both fixes (issue 23527, ubatch 4096)."""
-    on_card = place(b35.n_layer_all, (GPU,), 99)
-    found = sizes(b35, Settings(54784, n_outputs_max=512), on_card, (GPU,))
-    assert found["compute buffer", CARD] == pytest.approx(493.00, rel=0.01)
+    """Logs of a build that reserved logits for every row, then of the build with both fixes (issue 23527, ubatch 4096).
+
+    These builds kept f16 copies of the cache in a pool and no results of experts, which is what a Vulkan card still does.
+    """
+    old = Device("Vulkan0", 12 * GIB, 11 * GIB)
+    on_card = place(b35.n_layer_all, (old,), 99)
+    found = sizes(b35, Settings(54784, n_outputs_max=512), on_card, (old,))
+    assert found["compute buffer", old.name] == pytest.approx(493.00, rel=0.01)
     assert found["compute buffer", HOST] == pytest.approx(61.52, abs=0.005)
-    assert sizes(b35, Settings(54784), on_card, (GPU,))["output buffer", HOST] == pytest.approx(0.95, abs=0.005)
+    assert sizes(b35, Settings(54784), on_card, (old,))["output buffer", HOST] == pytest.approx(0.95, abs=0.005)
 
     all_in_ram = on_card.with_cpu_experts(range(40))
     # That file keeps down_proj in q6_k: 210 MiB a tensor.
     experts = (("ffn_gate_exps", 144 * MIB), ("ffn_up_exps", 144 * MIB), ("ffn_down_exps", 210 * MIB))
     q6_down = replace(b35, layers=tuple(replace(layer, expert_tensors=experts) for layer in b35.layers))
-    found = sizes(q6_down, Settings(150016, n_ubatch=4096, kv_type_k="q8_0", kv_type_v="q8_0"), all_in_ram, (GPU,))
+    found = sizes(q6_down, Settings(150016, n_ubatch=4096, kv_type_k="q8_0", kv_type_v="q8_0"), all_in_ram, (old,))
     assert found["compute buffer", HOST] == pytest.approx(1236.0, abs=0.5)
-    assert found["compute buffer", CARD] + found["staging of experts", CARD] == pytest.approx(1982, rel=0.002)
-    assert found["f16 copy of one layer's cache", CARD] == pytest.approx(294, rel=0.015)  # measured: peak less idle, 294 to 298
-    many = sizes(b35, Settings(150016, n_ubatch=4096, n_outputs_max=4096), all_in_ram, (GPU,))
-    assert many["compute buffer", CARD] + many.get(("staging of experts", CARD), 0) == pytest.approx(3976, rel=0.02)
+    assert found["compute buffer", old.name] + found["staging of experts", old.name] == pytest.approx(1982, rel=0.002)
+    many = sizes(b35, Settings(150016, n_ubatch=4096, n_outputs_max=4096), all_in_ram, (old,))
+    assert many["compute buffer", old.name] + many.get(("staging of experts", old.name), 0) == pytest.approx(3976, rel=0.02)
 
 
 # model, n_ctx, n_ubatch, slots, K and V
@@ -209,7 +212,7 @@ def test_experts_in_ram_move_their_bytes_and_nothing_else(b35: Facts) -> None:
     before, after = sizes(b35, Settings(8192), all_there, (GPU,)), sizes(b35, Settings(8192), moved, (GPU,))
     assert after["routed experts", HOST] == 3 * b35.layers[0].experts / MIB == 3 * 432
     assert before["routed experts", CARD] - after["routed experts", CARD] == 3 * 432
-    assert 144 < after["staging of experts", CARD] < 2 * 144  # one tensor is copied at a time, into holes that are not quite whole
+    assert 100 < after["staging of experts", CARD] < 2 * 144  # one tensor is copied at a time, in part into what is free then
     same = ("KV cache", "recurrent state", "attention, dense and norms", "output")
     assert all(before[name, CARD] == after[name, CARD] for name in same)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from inside import inside as a3b
 from true_header import sparse_35b
 
 NUMBER = {"type": "integer", "minimum": 0}
@@ -47,10 +48,6 @@ def b35(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(sparse_35b(tmp_path_factory.mktemp("command") / "35b.gguf", "iq4_nl"))
 
 
-def a3b(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "a3b_gguf", *arguments], capture_output=True, text=True)
-
-
 def test_a_person_gets_tables_reasons_and_one_line_of_parameters(b35: str) -> None:
     card = ("--gpu", "RTX 4070 Ti SUPER", "--ram", "32GiB", "--ram-bandwidth", "DDR5-6000", "--cores", "8")
     done = a3b("plan", b35, "--ctx", "64000", *card)
@@ -63,7 +60,7 @@ def test_a_person_gets_tables_reasons_and_one_line_of_parameters(b35: str) -> No
     found = {line.split("  ")[0].strip(): re.findall(r"~?[\d,]+\.\d", line) for line in lines}
     assert found["routed experts"] == ["5,904.0", "11,376.0"]
     assert found["KV cache"] == ["664.1"]
-    assert found["left after loading"] == ["23,569.6", "1,072.8"]
+    assert found["left after loading"] == ["23,569.6", "1,105.7"]
     assert found["of which kept free on purpose"] == ["1,024.0", "1,024.0"]
     assert any(line.startswith("experts in RAM") and "13 layers (0-12) and of layer 13 down and up" in line for line in lines)
     bars = [line for line in lines if re.match(r"(RAM  |CUDA0) \|[^|]{64}\| ", line)]
@@ -100,8 +97,10 @@ def test_no_fit_ends_with_1_and_says_what_would(b35: str) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         "error: Qwen3.6 35B A3B does not fit: RAM needs 13.96 GiB and has 13.00 GiB (16.00 GiB, 2.00 GiB in use, 1.00 GiB reserve)\n"
-        "  what to do: a smaller quantization: experts in iq3_s, about 15.16 GiB in all (a3b quantize ... --tensor-type _exps=iq3_s) "
-        "(3.98 GiB); or more RAM (981.58 MiB)\n"
+        "  what to do: a smaller quantization: experts in iq4_xs, about 18.20 GiB in all, a3b quantize ... --tensor-type _exps=iq4_xs "
+        "(976.00 MiB);\n"
+        "  or --ctx 31744 (397.69 MiB) together with --margin 512MiB, at the risk of failing at the first long prompt (512.00 MiB);\n"
+        "  or more RAM (982.00 MiB)\n"
     )
 
 

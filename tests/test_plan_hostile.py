@@ -17,7 +17,8 @@ from a3b_gguf.metadata import Field
 from a3b_gguf.planner.decide import plan
 from a3b_gguf.planner.plan import Wishes
 from a3b_gguf.units import GIB
-from command import a3b, assert_refused
+from command import assert_refused
+from inside import inside as a3b
 from kin_headers import sparse_30b, sparse_35b_mtp, sparse_80b, sparse_dense
 
 NUMBERS = (0, 1, 2, 3, 7, 255, 4097, (1 << 31) - 1, (1 << 32) - 1, -1, 1 << 40)

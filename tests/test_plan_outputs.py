@@ -25,7 +25,8 @@ from a3b_gguf.report.plan_bars import bar, parts
 from a3b_gguf.report.plan_export import EXPORTS, arguments, llama_server, llama_swap, ollama
 from a3b_gguf.report.plan_svg import svg
 from a3b_gguf.units import GIB
-from command import a3b, assert_refused
+from command import assert_refused
+from inside import inside as a3b
 from kin_headers import sparse_35b_mtp
 from true_header import sparse_35b
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 
 from a3b_gguf.units import MIB
-from plan_readings import CLOSE, CLOSE_BYTES, EXACT, SPEED, Compared, Judged, logs, readings
-
-# The log is of a build of December 2025, whose buffer is twice what today's allocator takes: see bench_plan.py.
-MISSED = ("M12", "compute")
+from plan_readings import CLOSE, CLOSE_BYTES, EXACT, SPEED, Compared, Judged, held_out, logs, readings
 
 
 @pytest.fixture(scope="module")
@@ -18,10 +15,8 @@ def judged() -> list[Judged]:
 
 @pytest.mark.parametrize("row", list(logs()), ids=lambda row: f"{row.id} {row.what}")
 def test_buffers_that_llama_cpp_printed(row: Compared) -> None:
-    if (row.id, row.what) == MISSED:
-        assert row.off < -0.4  # when this fails the row is no longer missed: remove it from MISSED
-        return
-    measured = row.what.startswith("f16 copy")  # the difference of two readings of nvidia-smi
+    # The difference of two readings of nvidia-smi, 294 or 298 for one setting: kernels that were loaded meanwhile are in it.
+    measured = row.what.startswith("f16 copy")
     assert abs(row.off) <= (CLOSE if measured else EXACT)
 
 
@@ -44,3 +39,11 @@ def test_decoding_speed(judged: list[Judged]) -> None:
     assert len(found) == 13
     for row in found:
         assert abs(row.off) <= SPEED, row
+
+
+def test_decoding_speed_of_a_machine_that_nothing_was_fitted_to() -> None:
+    """The form of the speed model, not its constants: each machine is predicted from the other's readings."""
+    found = list(held_out())
+    assert len(found) == 13
+    assert max(abs(row.off) for row in found) <= SPEED
+    assert max(abs(row.off) for row in found) > 0.2  # a fit that sees what it predicts is within 0.18

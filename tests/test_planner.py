@@ -18,6 +18,7 @@ from a3b_gguf.memory.placement import HOST
 from a3b_gguf.planner.decide import plan
 from a3b_gguf.planner.draft import blank
 from a3b_gguf.planner.plan import Plan, Wishes, kv_types
+from a3b_gguf.planner.refuse import OR
 from a3b_gguf.planner.rules import RULES
 from a3b_gguf.units import GIB, MIB
 from dry_run import dry_run
@@ -149,6 +150,19 @@ def test_slots_share_the_context_and_pay_for_their_states(b35: Facts) -> None:
     assert states[1] == 4 * states[0]
 
 
+def test_slots_may_have_a_context_of_their_own(b35: Facts) -> None:
+    made = plan(b35, machine(24), Wishes(n_ctx_slot=16000, n_parallel=4))
+    assert (made.load.kv_unified, made.load.reproducible, made.load.n_ctx) == (False, False, 4 * 16128)
+    assert "16,128 for each of 4 slots" in next(reason.why for reason in made.reasons if reason.choice == "context")
+    most = plan(replace(b35, n_ctx_train=8192), machine(24), Wishes(n_ctx_slot=8192, n_parallel=4))
+    assert most.load.n_ctx == 4 * 8192  # more than one text may have, and right for four
+    with pytest.raises(UsageError, match="--ctx-per-slot 8,193: the model was trained for 8,192 tokens"):
+        plan(replace(b35, n_ctx_train=8192), machine(24), Wishes(n_ctx_slot=8193, n_parallel=4))
+    with pytest.raises(UsageError, match="both say how much context"):
+        Wishes(n_ctx=4096, n_ctx_slot=4096)
+    assert plan(b35, machine(24), Wishes(n_ctx=65536, n_parallel=4, kv_split=True)).load.reproducible
+
+
 def test_a_small_model_keeps_an_exact_cache_at_common_lengths(tiny_bf16: Path) -> None:
     """Its cache outgrows its weights at once, but both are nothing."""
     facts = read_facts(tiny_bf16)
@@ -270,7 +284,7 @@ def test_a_refusal_names_need_have_and_three_changes_that_work(b35: Facts) -> No
     crowded = Wishes(n_ctx=262144, n_parallel=200, kv_type="f16")
     with pytest.raises(AnswerIsNo) as caught:
         plan(b35, where, crowded)
-    hints = caught.value.hint.split("; or ")
+    hints = caught.value.hint.split(OR)
     assert len(hints) == 3
     assert hints[0].startswith("--parallel ")
     slots = int(hints[0].split()[1])
@@ -291,7 +305,7 @@ def test_each_kind_of_change_is_offered_where_it_helps(b35: Facts) -> None:
     for where, wishes, expected in cases:
         with pytest.raises(AnswerIsNo) as caught:
             plan(b35, where, wishes)
-        hints = caught.value.hint.split("; or ")
+        hints = caught.value.hint.split(OR)
         for start in expected:
             hint = next((hint for hint in hints if hint.startswith(start)), None)
             assert hint, (start, hints)

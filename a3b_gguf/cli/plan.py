@@ -15,6 +15,7 @@ from a3b_gguf.cli.wishes import (
     Cores,
     CPUMoE,
     Ctx,
+    CtxPerSlot,
     GPULayers,
     KVSplit,
     KVType,
@@ -48,6 +49,7 @@ def command(
     draft: NDraft = 0,
     checkpoints: Checkpoints = None,
     kv_split: KVSplit = False,
+    ctx_per_slot: CtxPerSlot = None,
     mmproj: MMProj = None,
     margin: Margin = "1GiB",
     measure: Measure = None,
@@ -76,7 +78,7 @@ def command(
     machine = machine_of(vram, ram, gpu, ram_bandwidth, cores)
     if measure and (table or type_name):
         raise UsageError("--measure loads the model's file", "leave --table and --type out")
-    wishes = wishes_of(ctx, parallel, kv_type, n_gpu_layers, n_cpu_moe, margin, ubatch, draft, checkpoints, kv_split)
+    wishes = wishes_of(ctx, parallel, kv_type, n_gpu_layers, n_cpu_moe, margin, ubatch, draft, checkpoints, kv_split, ctx_per_slot)
     if table:
         facts = read_facts(model, type_name, mmproj)
         device, cells = table_of(facts, wishes, machine)

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from a3b_gguf.planner.plan import Wishes
 
 Ctx = Annotated[str | None, typer.Option("--ctx", help="Tokens of context, like 64000 or 64k. [default: 32768, or all that the model has]")]
+CtxPerSlot = Annotated[
+    str | None,
+    typer.Option("--ctx-per-slot", help="Tokens of context for each slot, in a cache of its own, instead of --ctx that all slots share."),
+]
 Parallel = Annotated[int, typer.Option("--parallel", help="Requests answered at the same time; they share the context.")]
 KVType = Annotated[str, typer.Option("--kv-type", help="auto, a type like f16, q8_0 or q4_0, or two as K/V.")]
 GPULayers = Annotated[int | None, typer.Option("--n-gpu-layers", help="Layers on the GPUs, the output counted as one. [default: planned]")]
@@ -58,6 +62,7 @@ def wishes_of(  # one argument a flag
     draft: int = 0,
     checkpoints: str | None = None,
     kv_split: bool = False,
+    ctx_per_slot: str | None = None,
 ) -> Wishes:
     """The flags as Wishes. Raises UsageError that names the flag."""
     from a3b_gguf.planner.plan import Wishes
@@ -74,6 +79,7 @@ def wishes_of(  # one argument a flag
         n_draft=draft,
         checkpoint_bytes=None if checkpoints is None else parse_bytes(checkpoints, "--checkpoints"),
         kv_split=kv_split,
+        n_ctx_slot=None if ctx_per_slot is None else parse_tokens(ctx_per_slot, "--ctx-per-slot"),
     )
 
 

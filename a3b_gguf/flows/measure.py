@@ -5,12 +5,9 @@ What is remembered holds for one model file, one machine, one build of llama.cpp
 
 from __future__ import annotations
 
-import hashlib
 import json
-import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 
 from a3b_gguf.errors import AnswerIsNo, BadInput, MachineLacks
@@ -111,6 +108,10 @@ def cache_file() -> Path:
 
 def key_of(facts: Facts, wishes: Wishes, machine: Machine) -> str:
     """A digest of everything that the best placement depends on."""
+    import hashlib
+    import platform
+    from importlib.metadata import version
+
     status = facts.path.stat()
     gpus = [(gpu.name, gpu.description, gpu.total) for gpu in machine.gpus]
     parts = [

@@ -12,6 +12,7 @@ from a3b_gguf.flows.plan_facts import read_advice
 from a3b_gguf.flows.plan_facts import read_facts as read_facts
 from a3b_gguf.machine import Machine
 from a3b_gguf.memory.facts import Facts
+from a3b_gguf.part import written
 from a3b_gguf.planner.decide import plan
 from a3b_gguf.planner.plan import Plan, Wishes
 from a3b_gguf.planner.table import Cell, devices, table
@@ -37,6 +38,7 @@ def table_of(facts: Facts, wishes: Wishes, machine: Machine | None = None) -> tu
 
 def save_text(path: Path, text: str) -> None:
     """Writes a small file whole: a sibling first, then its name. Raises MachineLacks when it cannot be written."""
+    path = written(path, "--svg:")
     part = path.with_name(f"{path.name}.part")
     try:
         with part.open("w", encoding="utf-8") as out:

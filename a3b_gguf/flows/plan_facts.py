@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from a3b_gguf import catalog
 from a3b_gguf.clip_bounds import FILE_NAME, KVAdvice, kv_advice
 from a3b_gguf.errors import BadInput
-from a3b_gguf.flows.outline import UNSAID_CTX, outline
 from a3b_gguf.gguf_file import GGUFFile, TensorInfo, read_gguf
 from a3b_gguf.memory.facts import Facts, Projector
 from a3b_gguf.memory.read import facts_of
 from a3b_gguf.metadata import Metadata
-from a3b_gguf.model_id import model_id
 from a3b_gguf.split import shards
 from a3b_gguf.tensors import TYPES, GGMLType
+
+if TYPE_CHECKING:
+    from a3b_gguf.catalog import ModelEntry
 
 LARGEST_IMAGE_PATCHES = 46 * 46  # of the image for which clip.cpp reserves memory (set_warmup_n_tokens), before merging
 MERGED = 4  # patches that become one token in Qwen's vision encoders (spatial_merge_size 2)
@@ -35,13 +35,13 @@ def read_facts(path: Path, type_name: str | None = None, mmproj: Path | None = N
 
 
 def from_file(path: Path) -> Facts:
-    if path.is_dir():
-        hint = f"make one: a3b quantize {path} --type iq4_nl; or plan for what that would write: add --type iq4_nl"
+    if (path / "config.json").is_file():
+        hint = f"make one: a3b quantize {path} --type iq4_nl; `a3b plan {path} --type iq4_nl` shows what that would take"
         raise BadInput(f"{path} is a folder, a plan needs the sizes in a .gguf file", hint)
-    if not path.exists() and (entry := catalog.find(str(path))):
+    if not path.exists() and (entry := in_catalog(path)):
         raise BadInput(
             f"{entry.name} is a model of the catalog, not a file: a plan needs the sizes in its .gguf file, or a type",
-            "add --type iq4_nl to plan for what `a3b quantize` would write",
+            f"`a3b plan {entry.name} --type iq4_nl` shows what that would take; for the file: a3b quantize CHECKPOINT --type iq4_nl",
         )
     first = read_gguf(path)
     kind = "mmproj" if first.get("general.architecture") == "clip" else first.get("general.type", "model")
@@ -50,14 +50,22 @@ def from_file(path: Path) -> Facts:
     return facts_of(first, shards(first))
 
 
+def in_catalog(path: Path) -> ModelEntry | None:
+    """The model that `path` names instead of a file."""
+    from a3b_gguf import catalog  # models.toml is read only when there is no such file
+
+    return catalog.find(str(path))
+
+
 def sized(path: Path, type_name: str) -> Facts:
     """Facts of the file that quantizing to `type_name` would write."""
     from a3b_gguf.flows.models import open_model
+    from a3b_gguf.flows.outline import UNSAID_CTX, outline
     from a3b_gguf.tensors import Model
     from a3b_quantize.policy import Choice, choose_policy
 
     policy = choose_policy(Choice(type_name=type_name))
-    entry = None if path.exists() else catalog.find(str(path))
+    entry = None if path.exists() else in_catalog(path)
     if entry is None:
         model = open_model(path)
     else:
@@ -110,6 +118,8 @@ def read_advice(facts: Facts) -> tuple[KVAdvice | None, str]:
     path = facts.path.with_name(FILE_NAME)
     if not path.is_file() or not facts.path.is_file():
         return None, ""
+    from a3b_gguf.model_id import model_id
+
     try:
         return kv_advice(path, model_id(read_gguf(facts.path))), ""
     except BadInput as error:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from a3b_gguf import probe
-from a3b_gguf.errors import MachineLacks
+from a3b_gguf.errors import A3BError, MachineLacks
 from a3b_gguf.flows.checked_plan import CheckedPlan, check_plan, checked_plan
 from a3b_gguf.flows.measure import Choice, Tell, measure_plans, remembered
 from a3b_gguf.flows.plan import named, plan_facts, read_facts
+from a3b_gguf.interrupts import deaf_children
 from a3b_gguf.machine import Machine
 from a3b_gguf.memory.placement import HOST
 from a3b_gguf.planner.plan import Plan, Wishes
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,33 @@ def choose_plan(
 def machine_here() -> Machine:
     """The machine at hand. Asking a GPU for its memory opens it, which takes some of it for as long as the process lives: a server's
     lives long, so a child asks."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(probe.machine)
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_tell_machine, args=(theirs,), daemon=True)
+    with deaf_children():
+        child.start()
+    theirs.close()  # or its end would not be noticed
+    try:
+        told: Machine | A3BError = ours.recv()
+    except EOFError as error:
+        child.join()
+        message = f"the process that asked for this machine's GPUs ended with {child.exitcode}"
+        raise MachineLacks(message, "look at the driver, or plan without asking it: --vram and --ram describe the machine") from error
+    finally:
+        child.kill()
+        child.join()
+    if isinstance(told, A3BError):
+        raise told
+    return told
+
+
+def _tell_machine(pipe: Connection) -> None:
+    try:
+        pipe.send(probe.machine())
+    except A3BError as error:
+        pipe.send(error)
 
 
 def refuse_absent_gpus(plan: Plan) -> None:

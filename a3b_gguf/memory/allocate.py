@@ -17,8 +17,8 @@ class Tensor:
     """A node or leaf of a graph. layout: equal for tensors that could share memory; root: the tensor that a view looks into.
 
     kind: "made" (allocated here), "kept" (weights and caches, allocated elsewhere), "stored" (written into such a cache), "input",
-    "copied" (a weight in RAM that a GPU computes with), "dependency" (keeps its source until it is copied). reuses: its operation may
-    write over its source. on_host: computed by the CPU even with a GPU.
+    "copied" (a weight in RAM that a GPU computes with), "cached" (such a cache), "dependency" (keeps its source until it is copied).
+    reuses: its operation may write over its source. on_host: computed by the CPU even with a GPU.
     """
 
     __slots__ = ("at", "home", "kind", "layout", "n_bytes", "n_children", "n_views", "on_host", "owned", "reuses", "root", "sources")
@@ -147,7 +147,7 @@ def allocate(tensor: Tensor, home: Allocator) -> None:
 
     Source: ggml_gallocr_allocate_node; a view's place is never taken over, since views do not count as allocated there.
     """
-    if tensor.owned or tensor.root is not None or tensor.kind in ("kept", "copied"):
+    if tensor.owned or tensor.root is not None or tensor.kind in ("kept", "copied", "cached"):
         return
     tensor.owned = True
     for source in tensor.sources if tensor.reuses else ():
@@ -189,7 +189,7 @@ def split_nodes(nodes: Sequence[Tensor]) -> list[Tensor]:
         if node.root is not None and node.kind != "stored" and splits:
             splits[-1][1].append(node)
             continue
-        if not splits or node.on_host != on_host or (splits[-1][0] and node.sources and node.sources[0].kind == "copied"):
+        if not splits or node.on_host != on_host or (splits[-1][0] and any(source.kind == "copied" for source in node.sources)):
             splits.append(([], []))
             on_host = node.on_host
         if not node.on_host:
@@ -201,7 +201,7 @@ def split_nodes(nodes: Sequence[Tensor]) -> list[Tensor]:
 def copied(source: Tensor, copies: dict[int, Tensor], inputs: list[Tensor]) -> Tensor:
     """`source`, or its copy on the GPU when it lies in RAM; a first copy is put into `inputs` behind what keeps its source alive."""
     root = source.root or source
-    if source.kind != "copied" and root.kind != "input" and not source.on_host:
+    if source.kind != "copied" and root.kind not in ("input", "cached") and not source.on_host:
         return source
     if id(source) not in copies:
         copies[id(source)] = Tensor(source.n_bytes or root.n_bytes, layout=source.layout)

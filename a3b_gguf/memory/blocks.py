@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from a3b_gguf.memory.allocate import Graph, Tensor
-from a3b_gguf.memory.widths import F32, Widths
+from a3b_gguf.memory.allocate import GPU_ALIGNMENT, Graph, Tensor
+from a3b_gguf.memory.widths import F32, LayerKind, Widths
+
+MOST_SUMMED = 15  # MOE_WEIGHTED_REDUCTION_MAX_EXPERTS of ggml/src/ggml-cuda/ggml-cuda.cu
 
 
 class Blocks:
@@ -17,14 +19,34 @@ class Blocks:
         self.k_rotation, self.v_rotation = (Tensor(F32 * side * side, kind="input") for side in widths.rotated)
         self.states = Tensor(4 * widths.n_seq, kind="input")
         self.picked = Tensor(4 * widths.n_outputs, kind="input")
+        self.matrices: dict[str, int] | None = None  # of the block that is being added, when it is in RAM
+        self.kv_bytes = 0, 0
+
+    def enter(self, kind: LayerKind) -> None:
+        """Begins a block."""
+        self.matrices, self.kv_bytes = dict(kind.matrices) if kind.in_ram else None, kind.kv_bytes
+
+    def leave(self) -> None:
+        """Ends the last block: what follows is on the GPU."""
+        self.matrices, self.kv_bytes = None, (0, 0)
 
     def weight(self, name: str = "") -> Tensor:
-        """A matrix that lies where it is used, or one of the experts that are in RAM."""
-        return Tensor(self.in_ram[name], kind="copied") if name in self.in_ram else Tensor(0, kind="kept")
+        """A matrix that lies where it is used; one of the experts that are in RAM; or one of a block that is."""
+        n_bytes = self.in_ram.get(name, (self.matrices or {}).get(name, 0))
+        return Tensor(n_bytes, kind="copied") if n_bytes else Tensor(0, kind="kept")
 
-    def multiply(self, width: int, source: Tensor, rows: int | None = None) -> Tensor:
+    def vector(self, width: int) -> Tensor:
+        """A norm, a bias or another small weight in f32."""
+        return Tensor(F32 * width, kind="copied") if self.matrices is not None else Tensor(0, kind="kept")
+
+    def cache(self, n_bytes: int) -> Tensor:
+        """Allocated elsewhere, and copied to the GPU when it is in RAM."""
+        return Tensor(n_bytes, kind="cached") if self.matrices is not None and n_bytes else Tensor(0, kind="kept")
+
+    def multiply(self, name: str, width: int, source: Tensor, rows: int | None = None) -> Tensor:
+        """The matrix `name`, of `width` rows, times `source`."""
         rows = self.widths.n_rows if rows is None else rows
-        return Tensor(F32 * width * rows, (self.weight(), source), (width, rows))
+        return Tensor(F32 * width * rows, (self.weight(name), source), (width, rows))
 
     def over(self, source: Tensor, *others: Tensor, layout: object = None, n_bytes: int = 0) -> Tensor:
         """The result of an operation that may be written over `source`."""
@@ -37,7 +59,7 @@ class Blocks:
         """rms_norm, then times its weight. Source: build_norm in src/llama-graph.cpp."""
         size = F32 * width * (self.widths.n_rows if rows is None else rows)
         plain = self.over(source, layout=layout, n_bytes=size)
-        return self.over(plain, self.weight())
+        return self.over(plain, self.vector(width))
 
     def add(self, first: Tensor, second: Tensor, rows: int) -> Tensor:
         return Tensor(F32 * self.widths.n_embd * rows, (first, second), (self.widths.n_embd, rows), reuses=True)
@@ -51,8 +73,8 @@ class Blocks:
         w, rows = self.widths, self.widths.n_rows
         q_width, k_width, v_width = w.n_head * w.k_dim, n_head_kv * w.k_dim, n_head_kv * w.v_dim
         q_layout, k_layout = (w.k_dim, w.n_head, rows), (w.k_dim, n_head_kv, rows)
-        q_full = self.multiply(2 * q_width if w.is_hybrid else q_width, hidden)
-        k, v = self.multiply(k_width, hidden), self.multiply(v_width, hidden)
+        q_full = self.multiply("attn_q", 2 * q_width if w.is_hybrid else q_width, hidden)
+        k, v = self.multiply("attn_k", k_width, hidden), self.multiply("attn_v", v_width, hidden)
         q, k = (self.view(q_full), self.view(k, k_layout)) if w.is_hybrid else (self.view(q_full, q_layout), self.view(k, k_layout))
         if w.norms_heads:
             q, k = self.norm(q, q_width, layout=q_layout), self.norm(k, k_width, layout=k_layout)
@@ -68,15 +90,25 @@ class Blocks:
             self.graph.expand(tensor)
         for tensor, index in ((k, self.k_index), (v, self.v_index)):
             self.store(self.view(tensor), index)
-        cache = Tensor(0, kind="kept")
-        mixed = Tensor(F32 * w.n_head * w.v_dim * rows, (self.view(self.view(q)), cache, cache, self.mask))
+        cached = [self.cache(n_bytes) for n_bytes in self.kv_bytes]
+        mixed = Tensor(self.mixed_bytes(n_head_kv), (self.view(self.view(q)), *cached, self.mask))
         out = self.view(mixed, (q_width, rows))
         self.graph.expand(out)
         if w.rotated[1]:
             out = self.rotate(out, w.n_head * w.v_dim, self.v_rotation)
         if gate is not None:
             out = Tensor(F32 * q_width * rows, (out, self.over(gate)), (q_width, rows), reuses=True)
-        return self.multiply(w.n_embd, out)
+        return self.multiply("attn_output", w.n_embd, out)
+
+    def mixed_bytes(self, n_head_kv: int) -> int:
+        """The result of attention, and behind it f16 copies of the cache. Source: ggml_cuda_flash_attn_ext_get_f16_extra_data
+        in ggml/src/ggml-cuda/fattn-common.cuh.
+        """
+        n_bytes = F32 * self.widths.n_head * self.widths.v_dim * self.widths.n_rows
+        for copy in self.widths.f16_copies:
+            if copy:
+                n_bytes = -(-n_bytes // GPU_ALIGNMENT) * GPU_ALIGNMENT + n_head_kv * copy
+        return n_bytes
 
     def rotate(self, source: Tensor, width: int, rotation: Tensor) -> Tensor:
         """Source: llama_mul_mat_hadamard in src/llama-graph.cpp."""
@@ -85,31 +117,37 @@ class Blocks:
     def store(self, source: Tensor, *others: Tensor) -> None:
         """Written into a cache, which lies elsewhere."""
         cache = Tensor(0, kind="kept")
-        self.graph.expand(Tensor(0, (source, *others, cache), kind="stored", root=cache))
+        stored = Tensor(0, (source, *others, cache), kind="stored", root=cache)
+        stored.on_host = self.matrices is not None
+        self.graph.expand(stored)
 
     def state(self, size: int) -> Tensor:
         """States of all sequences, copied out of the cache. Source: build_rs in src/llama-graph.cpp."""
-        states = Tensor(0, kind="kept")
+        states = self.cache(F32 * size * self.widths.n_seq * (1 + self.widths.n_draft))
         flat = self.view(states)
-        self.graph.expand(Tensor(0, (self.view(flat),), kind="stored", root=states))
+        zeroed = Tensor(0, (self.view(flat),), kind="stored", root=states)
+        zeroed.on_host = self.matrices is not None
+        self.graph.expand(zeroed)
         main = Tensor(F32 * size * self.widths.n_seq, (flat, self.view(self.states)))
         self.graph.expand(main)
         extra = Tensor(0, (flat, self.view(self.states)))
-        self.graph.expand(Tensor(0, (extra, self.view(states)), kind="stored", root=states))
+        kept = Tensor(0, (extra, self.view(states)), kind="stored", root=states)
+        kept.on_host = self.matrices is not None
+        self.graph.expand(kept)
         return main
 
     def delta_net(self, hidden: Tensor) -> Tensor:
         """Source: build_layer_attn_linear in src/models/qwen35moe.cpp and qwen3next.cpp, src/models/delta-net-base.cpp."""
         w, rows = self.widths, self.widths.n_rows
-        mixed = self.view(self.multiply(w.conv_channels, hidden))
-        z = self.multiply(w.ssm_inner, hidden)
+        mixed = self.view(self.multiply("attn_qkv", w.conv_channels, hidden))
+        z = self.multiply("attn_gate", w.ssm_inner, hidden)
         beta, gate = self.joined_gates(hidden) if w.joins_gates else self.own_gates(hidden)
         history = w.n_seq * w.conv_state // w.conv_channels
         conv_in = Tensor(F32 * w.conv_channels * (rows + history), (self.view(self.state(w.conv_state)), self.view(mixed)))
         for _ in range(1 + w.n_draft):
             self.store(self.view(conv_in))
         state = self.view(self.state(w.ssm_state))
-        conv_out = self.over(Tensor(F32 * w.conv_channels * rows, (conv_in, self.weight())))
+        conv_out = self.over(Tensor(F32 * w.conv_channels * rows, (conv_in, self.vector(w.conv_state + w.conv_channels))))
         q, k = self.normed_heads(conv_out), self.normed_heads(conv_out)
         v = self.view(conv_out)
         if w.joins_gates:
@@ -122,22 +160,22 @@ class Blocks:
         normed = self.norm(out, w.ssm_inner, layout=layout)
         opened = self.over(self.view(z, layout), n_bytes=F32 * w.ssm_inner * rows)
         gated = self.over(normed, opened)
-        return self.view(self.multiply(w.n_embd, self.view(gated)), (w.n_embd, rows))
+        return self.view(self.multiply("ssm_out", w.n_embd, self.view(gated)), (w.n_embd, rows))
 
     def own_gates(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         heads, rows = self.widths.ssm_heads, self.widths.n_rows
         size = F32 * heads * rows
-        beta = self.over(self.view(self.multiply(heads, hidden), (1, heads, rows)), n_bytes=size)
-        alpha = self.over(self.view(self.multiply(heads, hidden), (heads, rows, 1)), self.weight(), n_bytes=size)
-        return beta, self.view(self.over(self.over(alpha), self.weight()))
+        beta = self.over(self.view(self.multiply("ssm_beta", heads, hidden), (1, heads, rows)), n_bytes=size)
+        alpha = self.over(self.view(self.multiply("ssm_alpha", heads, hidden), (heads, rows, 1)), self.vector(heads), n_bytes=size)
+        return beta, self.view(self.over(self.over(alpha), self.vector(heads)))
 
     def joined_gates(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         heads, rows = self.widths.ssm_heads, self.widths.n_rows
         size = F32 * heads * rows
-        both = self.view(self.multiply(2 * heads, hidden))
+        both = self.view(self.multiply("ssm_ba", 2 * heads, hidden))
         beta = self.view(self.over(Tensor(size, (self.view(both),))))
         alpha = Tensor(size, (self.view(both),))
-        return beta, self.view(self.over(self.over(self.over(alpha, self.weight())), self.weight()))
+        return beta, self.view(self.over(self.over(self.over(alpha, self.vector(heads))), self.vector(heads)))
 
     def normed_heads(self, conv_out: Tensor) -> Tensor:
         """Source: build_gdn_l2_norm in src/models/models.h."""
@@ -149,7 +187,7 @@ class Blocks:
     def experts(self, hidden: Tensor, rows: int) -> Tensor:
         """Source: build_moe_ffn in src/llama-graph.cpp, build_layer_ffn in src/models/qwen35moe.cpp."""
         w, used = self.widths, self.widths.n_expert_used
-        chances = self.over(self.multiply(w.n_expert, hidden, rows))
+        chances = self.over(self.multiply("ffn_gate_inp", w.n_expert, hidden, rows))
         chosen = self.view(Tensor(4 * w.n_expert * rows, (chances,)))
         weights = self.view(Tensor(F32 * used * rows, (self.view(chances), chosen)), (used, rows))
         total = self.over(Tensor(F32 * rows, (weights,)))
@@ -162,8 +200,8 @@ class Blocks:
         else:
             up, gate = (Tensor(wide, (self.weight(f"ffn_{name}_exps"), given, chosen)) for name in ("up", "gate"))
         active = Tensor(wide, (gate, up))
-        out = Tensor(F32 * w.n_embd * used * rows, (self.weight("ffn_down_exps"), active, chosen))
-        out = self.over(out, scaled)
+        raw = Tensor(F32 * w.n_embd * used * rows, (self.weight("ffn_down_exps"), active, chosen))
+        out = self.over(raw, scaled)
         self.graph.expand(out)
         parts = [self.view(out) for _ in range(used)]
         for part in parts:
@@ -172,17 +210,19 @@ class Blocks:
         for part in parts[1:]:
             summed = self.add(summed, part, rows)
             self.graph.expand(summed)
+        if w.keeps_experts and 1 < used <= MOST_SUMMED:
+            self.graph.expand(Tensor(0, (raw, scaled), kind="dependency", root=raw))
         return self.add(summed, self.shared_expert(hidden, rows), rows) if w.n_ff_shared else summed
 
     def shared_expert(self, hidden: Tensor, rows: int) -> Tensor:
-        out = self.wide(hidden, self.widths.n_ff_shared, rows)
-        gate = self.over(self.multiply(1, hidden, rows))
+        out = self.wide(hidden, self.widths.n_ff_shared, rows, "_shexp")
+        gate = self.over(self.multiply("ffn_gate_inp_shexp", 1, hidden, rows))
         return self.over(out, gate)
 
     def dense(self, hidden: Tensor, rows: int) -> Tensor:
         return self.wide(hidden, self.widths.n_ff, rows)
 
-    def wide(self, hidden: Tensor, width: int, rows: int) -> Tensor:
+    def wide(self, hidden: Tensor, width: int, rows: int, suffix: str = "") -> Tensor:
         """up, gate, their product, down. Source: build_ffn in src/llama-graph.cpp."""
-        up, gate = self.multiply(width, hidden, rows), self.multiply(width, hidden, rows)
-        return self.multiply(self.widths.n_embd, Tensor(F32 * width * rows, (gate, up), (width, rows)), rows)
+        up, gate = (self.multiply(f"ffn_{name}{suffix}", width, hidden, rows) for name in ("up", "gate"))
+        return self.multiply(f"ffn_down{suffix}", self.widths.n_embd, Tensor(F32 * width * rows, (gate, up), (width, rows)), rows)

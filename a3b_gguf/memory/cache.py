@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 
-from a3b_gguf.machine import Device
 from a3b_gguf.memory.facts import Facts
 from a3b_gguf.memory.placement import HOST, Placement
 from a3b_gguf.memory.settings import Settings
@@ -13,9 +11,9 @@ from a3b_gguf.memory.term import Term
 from a3b_gguf.tensors import TYPES
 
 F32 = 4
-# Backends whose attention kernels read quantized caches as they are. Source: ggml/src/ggml-vulkan (flash_attn shaders dequantize
-# on the fly), ggml/src/ggml-metal (kernel_flash_attn_ext_q8_0 and kin).
-READ_QUANTIZED = ("Vulkan", "MTL")
+# Vulkan's attention reads caches of any type as they are (flash_attn shaders in ggml/src/ggml-vulkan); Metal has room for an f16 copy
+# whatever the type is (ggml_metal_op_flash_attn_ext_extra_kv_f16 in ggml/src/ggml-metal/ggml-metal-ops.cpp). All others do as CUDA does.
+READ_ALL_TYPES, ALWAYS_COPY = ("Vulkan",), ("MTL",)
 
 
 def kv_cache(facts: Facts, placement: Placement, settings: Settings) -> list[Term]:
@@ -62,18 +60,14 @@ def output_buffer(facts: Facts, settings: Settings) -> Term:
     return Term("output buffer", HOST, F32 * facts.n_vocab * max(settings.n_outputs_max, settings.n_seq_max))
 
 
-def f16_copies(facts: Facts, used: Sequence[Device], placement: Placement, settings: Settings) -> list[Term]:
-    """K and V of one layer as f16 while a prompt is read: CUDA's attention kernels take quantized caches for single tokens only.
+def f16_copies(facts: Facts, settings: Settings, backend: str) -> tuple[int, int]:
+    """Bytes of K and of V of one head as f16, where attention needs such a copy while it reads a prompt, else 0.
 
-    Source: launch_fattn in ggml/src/ggml-cuda/fattn-common.cuh (K_f16, V_f16 from the memory pool).
+    CUDA's kernels for many tokens take nothing but f16. Since llama.cpp pull 23907 the copy lies behind the result of attention in the
+    compute buffer, as large as the whole cache. Source: ggml_cuda_flash_attn_ext_get_alloc_size in ggml/src/ggml-cuda/fattn.cu.
     """
-    k, v = TYPES[settings.kv_type_k], TYPES[settings.kv_type_v]
-    dims = (0 if k.is_float else facts.k_dim) + (0 if v.is_float else facts.v_dim)
-    if not dims:
-        return []
-    heads = {
-        gpu.name: max((facts.layers[i].n_head_kv for i in placement.layers_on(gpu.name) if i < facts.n_layer), default=0)
-        for gpu in used
-        if gpu.backend not in READ_QUANTIZED
-    }
-    return [Term("f16 copy of one layer's cache", name, 2 * settings.n_ctx * n * dims, exact=False) for name, n in heads.items()]
+    if backend in READ_ALL_TYPES:
+        return 0, 0
+    always = backend in ALWAYS_COPY
+    k, v = (always or kind != "f16" for kind in (settings.kv_type_k, settings.kv_type_v))
+    return 2 * settings.n_ctx * facts.k_dim * k, 2 * settings.n_ctx * facts.v_dim * v

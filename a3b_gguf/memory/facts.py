@@ -10,7 +10,8 @@ from pathlib import Path
 class Layer:
     """Bytes of one block. dense: all matrices but routed experts; norms: norms, gates and other small vectors.
 
-    expert_tensors: (name without "blk.N." and ".weight", bytes) of each tensor of routed experts. expert_weights, dense_weights:
+    expert_tensors: (name without "blk.N." and ".weight", bytes) of each tensor of routed experts, dense_tensors of each other matrix.
+    expert_weights, dense_weights:
     how many weights these bytes hold. repacked: bytes of matrices that the CPU kernels copy into their own order, experts among
     them. n_head_kv: 0 in a recurrent layer.
     """
@@ -20,6 +21,7 @@ class Layer:
     expert_tensors: tuple[tuple[str, int], ...] = ()
     expert_weights: int = 0
     dense: int = 0
+    dense_tensors: tuple[tuple[str, int], ...] = ()
     dense_weights: int = 0
     norms: int = 0
     repacked: int = 0

@@ -11,7 +11,8 @@ from a3b_gguf.memory.widths import F32, LayerKind, Widths
 
 
 def model_peaks(widths: Widths, gpu: bool, in_ram: tuple[tuple[str, int], ...] = ()) -> Peaks:
-    """Compute buffers of the model's own graph. in_ram: (name, bytes) of a layer's expert tensors that a GPU must copy over.
+    """Compute buffers of the model's own graph. in_ram: (name, bytes) of a layer's expert tensors, and of "output", that a GPU must
+    copy over.
 
     Source: graph::graph of src/models/qwen35moe.cpp, qwen3next.cpp, qwen3moe.cpp and llama.cpp; llama_context::graph_reserve.
     """
@@ -22,6 +23,7 @@ def model_peaks(widths: Widths, gpu: bool, in_ram: tuple[tuple[str, int], ...] =
     for i, kind in enumerate(widths.layers):
         last = i == len(widths.layers) - 1
         hidden, rows = layer(blocks, kind, hidden, widths.picks_early and last)
+    blocks.leave()
     hidden = blocks.norm(hidden, widths.n_embd, rows)
     finish(blocks, hidden)
     return peaks(graph, gpu)
@@ -40,7 +42,7 @@ def mtp_peaks(widths: Widths, gpu: bool, in_ram: tuple[tuple[str, int], ...] = (
     looked_up.on_host = True
     first, second = blocks.norm(given, widths.n_embd), blocks.norm(looked_up, widths.n_embd)
     joined = Tensor(2 * size, (second, first), (2 * widths.n_embd, widths.n_rows))
-    hidden = blocks.multiply(widths.n_embd, joined)
+    hidden = blocks.multiply("eh_proj", widths.n_embd, joined)
     hidden, rows = layer(blocks, widths.layers[-1], hidden, picks=False, expands=False)
     finish(blocks, blocks.norm(hidden, widths.n_embd, rows))
     return peaks(graph, gpu)
@@ -59,6 +61,7 @@ def embedded(graph: Graph, widths: Widths) -> Tensor:
 def layer(blocks: Blocks, kind: LayerKind, before: Tensor, picks: bool, expands: bool = True) -> tuple[Tensor, int]:
     """One block and how many rows leave it. picks: only the rows that are asked for go on behind the attention."""
     widths = blocks.widths
+    blocks.enter(kind)
     normed = blocks.norm(before, widths.n_embd)
     if widths.is_hybrid and expands:
         blocks.graph.expand(normed)
@@ -78,4 +81,4 @@ def finish(blocks: Blocks, hidden: Tensor) -> None:
     widths = blocks.widths
     if not widths.picks_early:
         hidden = blocks.rows(hidden, widths.n_outputs)
-    blocks.graph.expand(Tensor(F32 * widths.n_vocab * widths.n_outputs, (blocks.weight(), hidden)))
+    blocks.graph.expand(Tensor(F32 * widths.n_vocab * widths.n_outputs, (blocks.weight("output"), hidden)))

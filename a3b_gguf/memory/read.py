@@ -195,13 +195,19 @@ def layer_facts(tensors: Sequence[TensorInfo], recurrent: bool, n_head_kv: int) 
     return Layer(
         recurrent=recurrent,
         n_head_kv=n_head_kv,
-        expert_tensors=tuple((tensor.name.split(".")[2], tensor.nbytes) for tensor in experts),
+        expert_tensors=named_sizes(experts),
         expert_weights=sum(prod(tensor.shape) for tensor in experts),
         dense=sum(tensor.nbytes for tensor in dense),
+        dense_tensors=named_sizes([tensor for tensor in tensors if tensor not in experts and len(tensor.shape) > 1]),
         dense_weights=sum(prod(tensor.shape) for tensor in dense),
         norms=sum(tensor.nbytes for tensor in small),
         repacked=sum(tensor.nbytes for tensor in tensors if is_repacked(tensor)),
     )
+
+
+def named_sizes(tensors: Sequence[TensorInfo]) -> tuple[tuple[str, int], ...]:
+    """(name without "blk.N." and ".weight", bytes) of each."""
+    return tuple((tensor.name.split(".")[2], tensor.nbytes) for tensor in tensors)
 
 
 def is_repacked(tensor: TensorInfo) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from a3b_gguf.machine import Device
-from a3b_gguf.memory.cache import checkpoints, f16_copies, kv_cache, output_buffer, recurrent_state
+from a3b_gguf.memory.cache import checkpoints, kv_cache, output_buffer, recurrent_state
 from a3b_gguf.memory.compute import compute_buffers
 from a3b_gguf.memory.draft import mtp_context
 from a3b_gguf.memory.facts import Facts
@@ -32,9 +32,8 @@ def all_terms(facts: Facts, gpus: Sequence[Device], placement: Placement, settin
         *recurrent_state(facts, placement, settings),
         checkpoints(facts, settings),
         output_buffer(facts, settings),
-        *compute_buffers(facts, names, placement, settings),
-        *f16_copies(facts, used, placement, settings),
-        *mtp_context(facts, names, placement, settings),
+        *compute_buffers(facts, used, placement, settings),
+        *mtp_context(facts, used, placement, settings),
         *(Term("driver context", name, DRIVER_CONTEXT, exact=False) for name in names),
     ]
     order = {name: i for i, name in enumerate((HOST, *names))}

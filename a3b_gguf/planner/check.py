@@ -24,6 +24,8 @@ KIND_OF_TERM = {
     "MTP context: KV cache": "context",
     "compute buffer": "compute",
     "staging of experts": "compute",
+    "staging of layers in RAM": "compute",
+    "f16 copy of one layer's cache": "compute",
     "MTP context: compute buffer": "compute",
     "output buffer": "output",
     "MTP context: output buffer": "output",

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 from a3b_gguf.clip_bounds import KVAdvice
+from a3b_gguf.errors import UsageError
 from a3b_gguf.llama.params import LoadParams
 from a3b_gguf.machine import Machine
 from a3b_gguf.memory.facts import Facts
 from a3b_gguf.planner.draft import Draft, blank
 from a3b_gguf.planner.plan import Plan, Wishes
+from a3b_gguf.planner.refuse import NoRoom, refusal
 from a3b_gguf.planner.rules import RULES
 
 
 def plan(facts: Facts, machine: Machine, wishes: Wishes, advice: KVAdvice | None = None) -> Plan:
     """How to load the model on the machine. advice: cache types that the model's measured activations allow.
 
-    Raises AnswerIsNo when it does not fit, UsageError for a wish that cannot be.
+    Raises AnswerIsNo when it does not fit, with what would help, and UsageError for a wish that cannot be.
     """
+    try:
+        return without_help(facts, machine, wishes, advice)
+    except NoRoom as error:
+        raise refusal(error.draft, fits) from None
+
+
+def fits(draft: Draft) -> bool:
+    """Whether the facts, machine and wishes of `draft` give a plan, made from the beginning."""
+    try:
+        without_help(draft.facts, draft.machine, draft.wishes, draft.advice)
+    except (NoRoom, UsageError):
+        return False
+    return True
+
+
+def without_help(facts: Facts, machine: Machine, wishes: Wishes, advice: KVAdvice | None = None) -> Plan:
+    """The same as `plan`, but NoRoom does not say what would help, which takes time to find out."""
     draft = blank(facts, machine, wishes, advice)
     for rule in RULES:
         draft = rule(draft)
@@ -47,6 +66,7 @@ def load_params(draft: Draft) -> LoadParams:
         kv_type_k=settings.kv_type_k,
         kv_type_v=settings.kv_type_v,
         kv_unified=settings.kv_unified,
+        reproducible=draft.wishes.kv_split,
         use_mmap=settings.use_mmap,
         n_threads=draft.n_threads,
         n_threads_batch=draft.n_threads,

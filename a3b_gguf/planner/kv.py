@@ -20,6 +20,7 @@ WEAK = "4- and 5-bit caches were measured to weaken reasoning (GSM8K 0.83-0.85 a
 # An RTX 3060 with Vulkan, Qwen3.6-35B-A3B at 65,536 tokens: 468 tokens/s of prompt with f16, 231 with q8_0, decoding the same.
 SLOW_ON = ("Vulkan",)
 SLOW = "with Vulkan a q8_0 cache was measured to halve prompt speed (231 instead of 468 tokens/s)"
+NO_KERNEL = ("iq4_nl",)  # what ggml_cuda_fattn_kv_type_supported of ggml/src/ggml-cuda/fattn.cu leaves out
 LONG_CTX = 65536  # tokens from which a chat that fills its context is expected to stay there
 SIZES = ("q4_0", "q8_0", "f16", "bf16")  # a3b_gguf.clip_bounds advises one of these, and nothing smaller
 
@@ -80,6 +81,8 @@ def by_hand(draft: Draft, asked: tuple[str, str]) -> Draft:
     draft = with_kv(draft, *asked).because("KV type", shown, "asked for")
     if any(TYPES[name].bits_per_weight < 8 for name in asked):
         draft = draft.warn(f"KV cache {shown}: {WEAK}")
+    if set(asked) & set(NO_KERNEL) and any(gpu.backend not in SLOW_ON for gpu in draft.machine.gpus):
+        draft = draft.warn(f"KV cache {shown}: CUDA has no attention kernel for {NO_KERNEL[0]}, attention would be computed on the CPU")
     if asked[0] != asked[1] and draft.machine.gpus:
         draft = draft.warn(f"KV cache {shown}: GPU kernels exist for some pairs of types only, other pairs are converted at every step")
     if not all(TYPES[name].is_float for name in asked) and any(gpu.backend in SLOW_ON for gpu in draft.machine.gpus):

@@ -25,10 +25,10 @@ UBATCHES = (32, 8192)
 class Wishes:
     """What a user asks for; None and "auto" leave the choice to the planner.
 
-    n_ctx: tokens that all slots share. kv_type: "auto", a name of KV_TYPES, or "K/V" for two. n_cpu_moe: layers whose routed
-    experts stay in RAM, counted from the first, like --n-cpu-moe of llama.cpp. margin: bytes left free on every GPU.
-    n_draft: tokens guessed ahead in each step. checkpoint_bytes: RAM for copies of recurrent states. kv_split: each slot has its own
-    share of the cache, so that an answer does not depend on what else runs.
+    n_ctx: tokens that all slots share; n_ctx_slot: tokens of each slot, in a cache of its own, instead. kv_type: "auto", a name of
+    KV_TYPES, or "K/V" for two. n_cpu_moe: layers whose routed experts stay in RAM, counted from the first, like --n-cpu-moe of llama.cpp.
+    margin: bytes left free on every GPU. n_draft: tokens guessed ahead in each step. checkpoint_bytes: RAM for copies of recurrent
+    states. kv_split: each slot has its own share of the cache, so that an answer does not depend on what else runs.
     """
 
     n_ctx: int | None = None
@@ -41,8 +41,11 @@ class Wishes:
     n_draft: int = 0
     checkpoint_bytes: int | None = None
     kv_split: bool = False
+    n_ctx_slot: int | None = None
 
     def __post_init__(self) -> None:
+        if self.n_ctx is not None and self.n_ctx_slot is not None:
+            raise UsageError("--ctx and --ctx-per-slot both say how much context there is", "give one of them")
         if not 1 <= self.n_parallel <= MAX_SEQ:
             hint = "each slot answers one request at a time"
             raise UsageError(f"--parallel: {self.n_parallel} slots, llama.cpp takes 1 to {MAX_SEQ}", hint)

@@ -1,41 +1,57 @@
-"""A wish that cannot be: what it needs, what there is, and the cheapest changes that would make it fit."""
+"""A wish that cannot be: what it needs, what there is, and the cheapest changes that would make it fit, each planned anew."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 from a3b_gguf.errors import AnswerIsNo
-from a3b_gguf.memory.facts import Facts, Layer
 from a3b_gguf.memory.placement import HOST
-from a3b_gguf.memory.settings import padded
+from a3b_gguf.planner.changes import LADDERS, Ladder, Step, more_memory
 from a3b_gguf.planner.draft import Draft
-from a3b_gguf.planner.place import best, closest, ignoring_hand
+from a3b_gguf.planner.place import best, closest
 from a3b_gguf.planner.plan import Budget
-from a3b_gguf.tensors import TYPES
 from a3b_gguf.units import MIB, human_bytes
 
 N_CHANGES = 3
-LEAST_CTX = 2048
-WEIGHT_TYPES = ("q4_k", "iq4_xs", "iq3_s", "iq3_xxs", "iq2_xs")
-MARGINS = (768 * MIB, 512 * MIB)  # below that, cards were seen to load and answer nothing
+OR = ";\n  or "  # each change on a line of its own
+WORTH_A_CHANGE = 64 * MIB  # memory that need not be bought
+OPTIMISM = 1.1  # two changes together may save a little more than each alone
+
+
+class NoRoom(AnswerIsNo):
+    """What the rule that places layers raises; `decide.plan` turns it into a refusal that helps."""
+
+    def __init__(self, draft: Draft) -> None:
+        super().__init__(f"{draft.facts.name} does not fit")
+        self.draft = draft
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something that alone would make it fit, and the bytes that it frees or adds."""
+    """One thing to change, or two together, so that it fits. n_bytes: what each frees, or adds to a memory. draft: the wish changed."""
 
-    text: str
-    n_bytes: int
+    texts: tuple[str, ...]
+    n_bytes: tuple[int, ...]
+    draft: Draft
+
+    def __str__(self) -> str:
+        return " together with ".join(f"{text} ({human_bytes(n)})" for text, n in zip(self.texts, self.n_bytes, strict=True))
 
 
-def refusal(draft: Draft) -> AnswerIsNo:
-    """The error for a draft that fits nowhere. Its hint lists the changes, cheapest for the user first."""
+Replan = Callable[[Draft], bool]
+
+
+def refusal(draft: Draft, fits: Replan) -> AnswerIsNo:
+    """The error for a draft that fits nowhere. Its hint lists the changes, cheapest for the user first.
+
+    fits: plans a changed draft's facts, machine and wishes from the beginning.
+    """
     near = closest(draft)
     missing = "; ".join(shortage(budget) for budget in near.budgets if budget.short)
-    changes = "; or ".join(f"{change.text} ({human_bytes(change.n_bytes)})" for change in changes_for(draft, near))
-    return AnswerIsNo(f"{draft.facts.name} does not fit: {missing}", changes)
+    hint = OR.join(map(str, changes_for(draft, near, fits)))
+    return AnswerIsNo(f"{draft.facts.name} does not fit: {missing}", hint)
 
 
 def shortage(budget: Budget) -> str:
@@ -47,109 +63,61 @@ def shortage(budget: Budget) -> str:
     )
 
 
-def changes_for(draft: Draft, near: Draft) -> list[Change]:
-    """The first N_CHANGES that work."""
-    offered = (change for propose in CHANGES for change in islice(propose(draft, near), 1))
-    return list(islice(offered, N_CHANGES))
+def changes_for(draft: Draft, near: Draft, fits: Replan) -> list[Change]:
+    """At most N_CHANGES: single ones first, then pairs; what has to be bought alone comes last. near: the placement nearest to fitting."""
+    climbs = [Climb(rank, ladder, steps, lacking(steps[-1].draft)) for rank, ladder in enumerate(LADDERS) if (steps := list(ladder(draft)))]
+    enough = {climb.ladder: found for climb in climbs if (found := mildest(climb, fits))}
+    flags = [change(near, found) for ladder, found in enough.items() if ladder is not more_memory][:N_CHANGES]
+    bought = [change(near, found) for ladder, found in enough.items() if ladder is more_memory][: N_CHANGES - len(flags)]
+    pairs = islice(pairs_of(near, climbs, enough, fits), N_CHANGES - len(flags) - len(bought))
+    return [*flags, *pairs, *bought]
 
 
-def no_hand(draft: Draft, near: Draft) -> Iterator[Change]:
-    """Placement by hand left to the planner."""
-    free = ignoring_hand(draft)
-    if free.wishes != draft.wishes and best(free):
-        yield Change("leave --n-gpu-layers and --n-cpu-moe to the planner", sum(budget.short for budget in near.budgets))
+@dataclass(frozen=True, slots=True)
+class Climb:
+    """The steps of one ladder. lacking: bytes that are missing even after the hardest."""
+
+    rank: int
+    ladder: Ladder
+    steps: list[Step]
+    lacking: int
 
 
-def fewer_slots(draft: Draft, near: Draft) -> Iterator[Change]:
-    for slots in range(draft.settings.n_seq_max - 1, 0, -1):
-        trial = replace(draft, settings=replace(draft.settings, n_seq_max=slots, n_outputs_max=slots * (1 + draft.settings.n_draft)))
-        if found := best(trial):
-            yield saving(f"--parallel {slots}", near, found)
+def lacking(draft: Draft) -> int:
+    return sum(budget.short for budget in closest(draft).budgets)
 
 
-def small_cache(draft: Draft, near: Draft) -> Iterator[Change]:
-    if found := with_cache(draft, "q8_0"):
-        yield saving("--kv-type q8_0", near, found)
-
-
-def smallest_cache(draft: Draft, near: Draft) -> Iterator[Change]:
-    if found := with_cache(draft, "q4_0"):
-        yield saving("--kv-type q4_0, which weakens long chains of thought and tool calls", near, found)
-
-
-def with_cache(draft: Draft, name: str) -> Draft | None:
-    """The placement with another KV cache, when it is smaller, possible, and fits."""
-    now = TYPES[draft.settings.kv_type_k].bits_per_weight + TYPES[draft.settings.kv_type_v].bits_per_weight
-    kind, facts = TYPES[name], draft.facts
-    if 2 * kind.bits_per_weight >= now or facts.k_dim % kind.block or facts.v_dim % kind.block:
+def mildest(climb: Climb, fits: Replan) -> Step | None:
+    """The first step that is enough, planned anew; none where the hardest is not."""
+    if climb.lacking:
         return None
-    return best(replace(draft, settings=replace(draft.settings, kv_type_k=name, kv_type_v=name)))
+    return next((step for step in climb.steps if best(step.draft) and fits(step.draft)), None)
 
 
-def shorter_context(draft: Draft, near: Draft) -> Iterator[Change]:
-    """The longest context that fits."""
-    if found := longest_context(draft):
-        yield saving(f"--ctx {found.settings.n_ctx}", near, found)
+def pairs_of(near: Draft, climbs: list[Climb], enough: dict[Ladder, Step], fits: Replan) -> Iterator[Change]:
+    """The hardest step of a kind that does not help alone, with the mildest of another that then does; the cheapest kinds first.
+
+    The other may help alone: together it is a milder step, or less memory to buy. Pairs that cannot reach are not tried.
+    """
+    short = sum(budget.short for budget in near.budgets)
+    pairs = [(a, b) for a in climbs for b in climbs if a.lacking and a is not b and (a.rank < b.rank or not b.lacking)]
+    for a, b in sorted(pairs, key=lambda pair: pair[0].rank + pair[1].rank):
+        if a.lacking + b.lacking > short * OPTIMISM or a.ladder is more_memory:
+            continue
+        first = a.steps[-1]
+        again = list(b.ladder(first.draft))
+        found = next((step for step in again if best(step.draft) and fits(step.draft)), None)
+        alone = enough.get(b.ladder)
+        less = alone is None or (b.ladder is more_memory and found is not None and found.given < alone.given - WORTH_A_CHANGE)
+        if found and (less or (alone is not None and found.text != alone.text)):
+            yield change(near, first, found)
 
 
-def longest_context(draft: Draft) -> Draft | None:
-    """The placement with the longest context that fits, a whole number of 1,024 tokens and shorter than the one asked for."""
-
-    def fitting(n_ctx: int) -> Draft | None:
-        return best(replace(draft, settings=replace(draft.settings, n_ctx=padded(n_ctx))))
-
-    low, high = LEAST_CTX // 1024, draft.settings.n_ctx // 1024
-    if draft.settings.n_ctx <= LEAST_CTX or not fitting(1024 * low):
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fitting(1024 * middle) else (low, middle)
-    return fitting(1024 * low)
-
-
-def less_margin(draft: Draft, near: Draft) -> Iterator[Change]:
-    for margin in MARGINS:
-        if margin < draft.wishes.margin and draft.machine.gpus and best(replace(draft, wishes=replace(draft.wishes, margin=margin))):
-            yield Change(f"--margin {margin // MIB}MiB, at the risk of failing at the first long prompt", draft.wishes.margin - margin)
-
-
-def smaller_weights(draft: Draft, near: Draft) -> Iterator[Change]:
-    """Another quantization, its size estimated from the weights of the routed experts (of all matrices in a dense model)."""
-    for name in WEIGHT_TYPES:
-        facts = quantized(draft.facts, TYPES[name].bits_per_weight)
-        if facts.weight_bytes < draft.facts.weight_bytes and best(replace(draft, facts=facts)):
-            what = "experts" if facts.n_expert else "weights"
-            saved = draft.facts.weight_bytes - facts.weight_bytes
-            how = f"a3b quantize ... --tensor-type {'_exps' if facts.n_expert else 'weight'}={name}"
-            yield Change(f"a smaller quantization: {what} in {name}, about {human_bytes(facts.weight_bytes)} in all ({how})", saved)
-
-
-def more_memory(draft: Draft, near: Draft) -> Iterator[Change]:
-    short = max(near.budgets, key=lambda budget: budget.short)
-    yield Change(f"more {'RAM' if short.device == HOST else 'memory on ' + short.device}", short.short)
-
-
-Proposal = Callable[[Draft, Draft], Iterator[Change]]
-# From what costs a user least to what costs most: a flag, length, safety, another file, quality, hardware.
-CHANGES: tuple[Proposal, ...] = (
-    no_hand, fewer_slots, small_cache, shorter_context, less_margin, smaller_weights, smallest_cache, more_memory,
-)  # fmt: skip
-
-
-def saving(text: str, near: Draft, found: Draft) -> Change:
-    return Change(text, max(0, near.n_bytes - found.n_bytes))
-
-
-def quantized(facts: Facts, bits: float) -> Facts:
-    """`facts` with the routed experts, or the matrices of a dense model, at `bits` a weight where they have more."""
-
-    def ratio(n_bytes: int, n_weights: int) -> float:
-        return min(1.0, bits * n_weights / (8 * n_bytes)) if n_bytes else 1.0
-
-    def smaller(layer: Layer) -> Layer:
-        if not facts.n_expert:
-            return replace(layer, dense=int(layer.dense * ratio(layer.dense, layer.dense_weights)))
-        by = ratio(layer.experts, layer.expert_weights)
-        return replace(layer, expert_tensors=tuple((name, int(n_bytes * by)) for name, n_bytes in layer.expert_tensors))
-
-    return replace(facts, layers=tuple(smaller(layer) for layer in facts.layers))
+def change(near: Draft, *steps: Step) -> Change:
+    """What was done, and what each step saves of the placement nearest to fitting, or gives."""
+    saved, before = [], near.n_bytes
+    for step in steps:
+        after = before if step.given else closest(step.draft).n_bytes
+        saved.append(step.given or max(0, before - after))
+        before = after
+    return Change(tuple(step.text for step in steps), tuple(saved), steps[-1].draft)

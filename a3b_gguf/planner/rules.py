@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from a3b_gguf.errors import UsageError
 from a3b_gguf.memory.settings import padded
+from a3b_gguf.planner.changes import longest_context
 from a3b_gguf.planner.draft import Draft
 from a3b_gguf.planner.kv import kv_cache_type
 from a3b_gguf.planner.place import best
 from a3b_gguf.planner.plan import DEFAULT_CTX, DEFAULT_MARGIN
-from a3b_gguf.planner.refuse import longest_context
 from a3b_gguf.planner.speed import OFFLOAD_STEP, offload_rows
 from a3b_gguf.planner.where import placement
 from a3b_gguf.tensors import TYPES
@@ -30,16 +30,19 @@ PINNED_TRAP = 8192 * MIB  # pinned memory from which Windows drivers were seen t
 
 def context(draft: Draft) -> Draft:
     """Context and slots as asked, within what the model was trained for."""
-    trained, asked, slots = draft.facts.n_ctx_train, draft.wishes.n_ctx, draft.wishes.n_parallel
-    if asked is not None and asked > trained:
-        raise UsageError(f"--ctx {asked:,}: the model was trained for {trained:,} tokens", f"ask for at most --ctx {trained}")
+    trained, slots, own = draft.facts.n_ctx_train, draft.wishes.n_parallel, draft.wishes.n_ctx_slot
+    most, flag = (draft.wishes.n_ctx, "--ctx") if own is None else (own, "--ctx-per-slot")
+    if most is not None and most > trained:
+        raise UsageError(f"{flag} {most:,}: the model was trained for {trained:,} tokens", f"ask for at most {flag} {trained}")
+    asked = draft.wishes.n_ctx if own is None else own * slots
     wanted = min(DEFAULT_CTX, trained) if asked is None else asked
-    split = slots if draft.wishes.kv_split else 1
+    is_split = draft.wishes.kv_split or own is not None
+    split = slots if is_split else 1
     n_ctx = padded(-(-wanted // split)) * split
     n_draft = draft.wishes.n_draft
     rows = slots * (1 + n_draft)
     settings = replace(draft.settings, n_ctx=n_ctx, n_seq_max=slots, n_outputs_max=rows, n_draft=n_draft)
-    settings = replace(settings, kv_unified=not draft.wishes.kv_split)
+    settings = replace(settings, kv_unified=not is_split)
     settings = replace(settings, load_mtp=bool(n_draft and draft.facts.nextn), checkpoint_bytes=draft.wishes.checkpoint_bytes or 0)
     draft = replace(draft, settings=replace(settings, n_ubatch=least_ubatch(draft, n_ctx, rows)))
     if asked is None and not fits_at_all(draft):
@@ -48,7 +51,7 @@ def context(draft: Draft) -> Draft:
     why = default if asked is None else "asked for"
     why += f"; rounded up from {wanted:,}, llama.cpp counts in 256s" if n_ctx != wanted else ""
     if slots > 1:
-        why += f"; {n_ctx // slots:,} for each of {slots} slots" if draft.wishes.kv_split else f"; {slots} slots share it"
+        why += f"; {n_ctx // slots:,} for each of {slots} slots" if is_split else f"; {slots} slots share it"
     draft = draft.because("context", f"{n_ctx:,} tokens", why)
     if n_ctx < LONG_ENOUGH:
         draft = draft.warn(f"a context of {n_ctx:,} tokens is too short for most chats: a system message with tools takes more")

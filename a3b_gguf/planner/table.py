@@ -10,7 +10,7 @@ from a3b_gguf.errors import AnswerIsNo, UsageError
 from a3b_gguf.machine import Machine
 from a3b_gguf.memory.facts import Facts
 from a3b_gguf.memory.placement import HOST
-from a3b_gguf.planner.decide import plan
+from a3b_gguf.planner.decide import without_help
 from a3b_gguf.planner.place import on_gpu_of
 from a3b_gguf.planner.plan import Plan, Wishes
 
@@ -49,7 +49,7 @@ def table(facts: Facts, machine: Machine, wishes: Wishes, advice: KVAdvice | Non
 def cell(facts: Facts, machine: Machine, wishes: Wishes, advice: KVAdvice | None) -> Cell:
     n_ctx = wishes.n_ctx or 0
     try:
-        made = plan(facts, machine, wishes, advice)
+        made = without_help(facts, machine, wishes, advice)
     except AnswerIsNo:
         return Cell(n_ctx, wishes.kv_type, 0, 0, 0, "does not fit", 0.0)
     except UsageError:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from a3b_gguf.memory.placement import HOST
 from a3b_gguf.planner.draft import Draft
 from a3b_gguf.planner.place import best, ignoring_hand, on_gpu
-from a3b_gguf.planner.refuse import refusal
+from a3b_gguf.planner.refuse import NoRoom
 from a3b_gguf.planner.speed import in_ram
 from a3b_gguf.units import human_bytes
 
@@ -15,7 +15,7 @@ LARGE_UBATCHES = (2048, 1024)
 
 
 def placement(draft: Draft) -> Draft:
-    """Where layers and experts go; the wish is refused when nothing fits."""
+    """Where layers and experts go. Raises NoRoom when nothing fits."""
     found = fastest(draft)
     by_hand = draft.wishes.by_hand
     if not found and by_hand:  # obeyed as long as it fits at all: the margin is then the user's
@@ -25,7 +25,7 @@ def placement(draft: Draft) -> Draft:
             tight = min((budget for budget in found.budgets if budget.device != HOST), key=lambda budget: budget.left)
             found = found.warn(f"{tight.device}: only {human_bytes(tight.left)} stay free; loads like this often fail at the first request")
     if not found:
-        raise refusal(draft)
+        raise NoRoom(draft)
     if draft.wishes.n_cpu_moe and not draft.facts.n_expert:
         found = found.warn("--n-cpu-moe: this model has no routed experts, the flag changes nothing")
     if by_hand and (ideal := fastest(ignoring_hand(draft))):
