@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: setup demo check test prove bench peers clean
+.PHONY: setup demo check kernels test prove bench peers clean
 
 setup: $(VENV)/.ready
 
@@ -26,8 +26,14 @@ check: setup
 	$(RUN)/lint-imports --no-cache --no-logo
 	$(RUN)/python tests/module_sizes.py
 
-test: check
-	OMP_WAIT_POLICY=passive $(RUN)/python -m pytest -q -m "not prove" -n auto --dist loadfile
+# Each worker of the suite would compile the kernels that it uses; numba keeps them beside their sources.
+kernels: setup
+	$(RUN)/python -m a3b_quantize.kernels.ahead
+
+# Hundreds of short processes are started: where bytecode is not kept, each would compile our sources again.
+test: setup
+	@$(MAKE) --no-print-directory -j2 check kernels
+	PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive $(RUN)/python -m pytest -q -m "not prove" -n auto --dist loadfile
 
 prove: setup
 	OMP_WAIT_POLICY=passive $(RUN)/python -m pytest -q -m prove

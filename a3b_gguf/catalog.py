@@ -81,6 +81,15 @@ def get(name: str, path: Path | None = None) -> ModelEntry:
     raise UsageError(f"there is no model {name!r} in the catalog", f"near: {', '.join(near)}" if near else "`a3b models list` shows all")
 
 
+def absent(source: Path, hint: str) -> BadInput:
+    """The error for a path where nothing is; a name of the catalog is told where its checkpoint comes from."""
+    entry = find(str(source))
+    if entry is None or entry.huggingface is None:
+        return BadInput(f"{source} does not exist", hint)
+    download = f"download it first, like: hf download {entry.huggingface} --local-dir {entry.name}"
+    return BadInput(f"{source} does not exist here, {entry.name} is a name of the catalog", download)
+
+
 def shipped() -> Path:
     """models.toml beside the package (a wheel), or one folder up (an editable install)."""
     here = Path(__file__).parent

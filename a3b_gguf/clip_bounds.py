@@ -20,6 +20,9 @@ ALIGNMENT = 64
 FILE_NAME = "clip_bounds.bin"
 SITES = ("attn_in", "k_cache", "v_cache", "attn_out_in", "ssm_in", "ssm_out_in", "ffn_in", "down_in", "down_out", "residual")
 ALL_EXPERTS = -1
+# What goes into the down projection of a layer's shared expert. In files it has site down_in and the expert number after the last routed
+# expert; it is in no record of all experts.
+SHARED_DOWN_IN = "shared_down_in"
 # layer, site, expert, count, non_finite, absmax, p50, p99, p99.9, p99.99, sum32, zero
 RECORD = struct.Struct("<HHiQIffffffI")
 START = struct.Struct("<8sI")

@@ -8,11 +8,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import BinaryIO
 
+from a3b_gguf import __version__
 from a3b_gguf.errors import BadInput
 
 WHOLE_BYTES = 64 << 20  # files up to this size are read whole: every config and tokenizer
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16  # of a larger one: pieces at even distances, the first and the last among them
-MAKERS = ("a3b", "llama-cpp-python", "numba", "numpy")  # another version of these may write other bytes from the same source
+MAKERS = ("llama-cpp-python", "numba", "numpy")  # another version of these, or of a3b, may write other bytes from the same source
 
 
 def fingerprint(files: Iterable[Path], *made_with: str) -> bytes:
@@ -22,7 +23,7 @@ def fingerprint(files: Iterable[Path], *made_with: str) -> bytes:
     of a large file that keeps size and time and misses every sample goes unseen; no program does that by accident. A file that was
     only touched or copied counts as another one: then the work starts again. Folders do not matter.
     """
-    digest = hashlib.sha256(repr((made_with, [version(name) for name in MAKERS])).encode())
+    digest = hashlib.sha256(repr((made_with, __version__, [version(name) for name in MAKERS])).encode())
     for path in sorted(files, key=lambda path: path.name):
         try:
             about = path.stat()

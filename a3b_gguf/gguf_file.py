@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,13 @@ MAX_DIMS = 4
 DEFAULT_ALIGNMENT = 32
 LONGEST_NAME, LONGEST_TEXT = 1 << 16, 1 << 28  # bytes; a damaged length must not make the reader decode gigabytes
 INLINE_ELEMENTS = 1024  # longer arrays (tokens, scores, merges) are skipped unless asked for
+# How files start that people hold for models.
+SIGNS = {
+    b"version https://git-lfs": "a pointer of Git LFS, not the file: git lfs pull",
+    b"<": "a web page: the download failed, do it again",
+    b"A3BPART1": "an unfinished file of a3b: run the command that wrote it again",
+    b"PK\x03\x04": "an archive, as PyTorch's checkpoints are: a3b reads safetensors and GGUF",
+}
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
@@ -84,13 +92,15 @@ def read_gguf(path: str | Path, arrays: bool = False) -> GGUFFile:
     """
     path = Path(path)
     try:
-        size = os.stat(path).st_size
+        about = os.stat(path)
+        _refuse_no_file(path, about.st_mode)
         handle = path.open("rb")
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}", "check the path") from error
+    size = about.st_size
     with handle:
         if size < 24:
-            raise BadInput(f"{path}: {size} bytes are too few for a GGUF header of 24")
+            raise BadInput(f"{path}: {size} bytes are too few for a GGUF header of 24", "download or write the file again")
         with mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as view:
             return _Reader(path, view, size, arrays).read()
 
@@ -106,6 +116,25 @@ def read_array(file: GGUFFile, key: str) -> list[Any]:
         reader = _Reader(file.path, view, file.file_size, arrays=True)
         reader.at = found.value.offset
         return reader.elements(found.item, found.value.count, key)
+
+
+def _refuse_no_file(path: Path, mode: int) -> None:
+    """Raises BadInput for a folder, with what may have been meant, and for what has no size and no order: devices and pipes."""
+    if stat.S_ISDIR(mode):
+        inside = sorted(each.name for each in path.iterdir() if each.suffix == ".gguf")
+        hint = f"name a file in it, like {path / inside[0]}" if inside else "name a .gguf file"
+        if (path / "config.json").is_file():
+            hint = f"a checkpoint becomes a GGUF file by: a3b convert {path}"
+        raise BadInput(f"{path} is a folder, expected a .gguf file", hint)
+    if not stat.S_ISREG(mode):
+        raise BadInput(f"{path} is a device or a pipe, expected a .gguf file", "write it to a disk first: it is not read in order")
+
+
+def _what_it_is(path: Path, start: bytes) -> str:
+    """What to do with a file that starts like no GGUF."""
+    if path.suffix == ".safetensors":
+        return "weights of a checkpoint: give the folder to a3b convert or a3b quantize"
+    return next((hint for sign, hint in SIGNS.items() if start.startswith(sign)), "give a .gguf file")
 
 
 class _Reader:
@@ -147,7 +176,8 @@ class _Reader:
 
     def read(self) -> GGUFFile:
         if self.view[:4] != MAGIC:
-            raise BadInput(f"{self.path} is not a GGUF file: it starts with {self.view[:4]!r}, expected {MAGIC!r}")
+            message = f"{self.path} is not a GGUF file: it starts with {self.view[:4]!r}, expected {MAGIC!r}"
+            raise BadInput(message, _what_it_is(self.path, self.view[:24]))
         self.at = 4
         version = self.u32("the version")
         if version not in VERSIONS:

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import struct
 import time
 import zlib
@@ -31,7 +32,7 @@ SYNC_SECONDS = 5.0  # how often whole tensors are synced: what a kill costs, bes
 WRITE_BYTES = 256 << 10  # one write; of 1 MiB and more they took 2 to 3 times as long (ext4, Linux 6.18), of 64 KiB half as long again
 AHEAD_BYTES = 4 << 30  # how much may be written while a sync goes on
 DISK_IS_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR)
+CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENOENT, errno.ENAMETOOLONG)
 
 
 class Part:
@@ -41,9 +42,9 @@ class Part:
     """
 
     def __init__(self, path: Path, key: bytes, ends: Sequence[int]) -> None:
-        """ends: where the file may be continued. Raises MachineLacks when another run writes the same file, UsageError for a bad folder."""
-        self.path, self.key = path, key
-        self.name = path.with_name(path.name + ".part")
+        """ends: where the file may be continued. Raises MachineLacks when another run writes the same file, UsageError for a bad place."""
+        self.path, self.key = written(path), key
+        self.name = self.path.with_name(self.path.name + ".part")
         self._descriptor = _locked(self.name)
         found = _trusted_length(os.pread(self._descriptor, RECORD_BYTES, 0), key)
         size = os.fstat(self._descriptor).st_size
@@ -161,6 +162,7 @@ def _is(name: Path, descriptor: int) -> bool:
 @contextmanager
 def part_file(path: Path, n_bytes: int) -> Iterator[BinaryIO]:
     """For small files: opens `path` + ".part" for writing; on success it is synced and renamed to `path`, on failure removed."""
+    path = written(path)
     part = path.with_name(path.name + ".part")
     check_space(path, n_bytes)
     try:
@@ -177,12 +179,32 @@ def part_file(path: Path, n_bytes: int) -> Iterator[BinaryIO]:
         raise
 
 
+def written(path: Path, what: str = "the output") -> Path:
+    """The file that a new one takes the place of: `path`, or what it links to. Raises UsageError when that is no plain file.
+
+    A rename would put a file where a folder's name, a device or a pipe stands: for root also where /dev/null does.
+    """
+    if str(path) == "-":
+        raise UsageError(f"{what} - is a pipe, not a file", "name a file: it is not written in order")
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        mode = stat.S_IFREG
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", "choose a place that can be written") from error
+    if not stat.S_ISREG(mode):
+        kind = "folder" if stat.S_ISDIR(mode) else "device or a pipe"
+        raise UsageError(f"{what} {path} is a {kind}, not a file", "name a file: it is written whole beside that name, then renamed")
+    return path.resolve() if path.is_symlink() else path
+
+
 def check_space(path: Path, n_bytes: int) -> None:
     """Raises MachineLacks when the disk of `path` cannot take `n_bytes` more, UsageError when its folder is not there."""
+    folder = written(path).parent
     try:
-        free = shutil.disk_usage(path.parent).free
+        free = shutil.disk_usage(folder).free
     except OSError as error:
-        raise UsageError(f"{path.parent}: {error.strerror}", "the folder of the output must exist") from error
+        raise UsageError(f"{folder}: {error.strerror}", "the folder of the output must exist") from error
     if n_bytes > free:
         needs = f"{path} needs {human_bytes(n_bytes)}, its disk has {human_bytes(free)} free"
         raise MachineLacks(needs, "free some space or write elsewhere")

@@ -7,8 +7,13 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """The user's folder for a3b; it need not exist yet. XDG_CACHE_HOME: https://specifications.freedesktop.org/basedir-spec/"""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "a3b"
+    """The user's folder for a3b; it need not exist yet. XDG_CACHE_HOME: https://specifications.freedesktop.org/basedir-spec/
+
+    A user without a home, as a container's may be, has /nonexistent, which cannot be made: what is kept there is measured again.
+    """
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    home = os.path.expanduser("~")  # stays ~ when nobody knows
+    return Path(given if os.path.isabs(given) else f"{home if home != '~' else '/nonexistent'}/.cache") / "a3b"
 
 
 def keep_text(file: Path, text: str) -> None:

@@ -16,8 +16,12 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What a3b keeps for the user is kept apart, with the bandwidth of RAM already in it: measuring takes a second."""
+    """What a3b keeps for the user is kept apart, with the bandwidth of RAM already in it: measuring takes a second.
+
+    Hundreds of processes are started: without kept bytecode each would compile our sources again.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         remember(cache_file(), cores().count, 40e9)
         yield

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Literal
 
 from a3b_server.messages import (
+    Begun,
     Cancel,
     Command,
     Counts,
@@ -28,6 +29,7 @@ from a3b_server.messages import (
 )
 
 Tuple = tuple[int, ...]
+FAKE_CACHED = 3  # tokens that every request is said to have found in the cache
 # stop: as if the model had ended its answer. endless: from the start again until cancelled or at max_tokens.
 # silent: not a token, until cancelled. fail: one token, then Failed. die: one token, then the process is killed.
 Ending = Literal["stop", "endless", "silent", "fail", "die"]
@@ -113,13 +115,15 @@ class Fake:
             if events is not None:
                 event = next(events)
                 self.pipe.send((event,))
-                if not isinstance(event, Tokens):
+                if not isinstance(event, Begun | Tokens):
                     del self.running[name]
 
 
 def play(request: Submit, script: Script) -> Iterator[Event]:
     """The events of one request."""
     count = 0
+    if script.tokens:
+        yield Begun(request.id, FAKE_CACHED)
     for count, token in enumerate(itertools.cycle(script.tokens) if script.ending == "endless" else script.tokens, 1):
         yield Tokens(((request.id, token),))
         if script.ending == "fail":
@@ -127,5 +131,5 @@ def play(request: Submit, script: Script) -> Iterator[Event]:
         if script.ending == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if count == request.max_tokens:
-            yield Finished(request.id, "length", len(request.tokens), count)
-    yield Finished(request.id, "stop", len(request.tokens), count + 1)
+            yield Finished(request.id, "length", len(request.tokens), count, FAKE_CACHED)
+    yield Finished(request.id, "stop", len(request.tokens), count + 1, FAKE_CACHED if script.tokens else 0)

@@ -23,6 +23,7 @@ def inside(*words: object, given: str | None = None, cwd: Path | None = None) ->
     with ExitStack() as stack:
         for name, value in (("argv", argv), ("stdin", stdin), ("stdout", out), ("stderr", err)):
             stack.enter_context(mock.patch.object(sys, name, value))
+        stack.enter_context(mock.patch.dict(os.environ))
         try:
             os.chdir(cwd or before)
             main()

@@ -10,10 +10,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import psutil
 
-HANGS_SECONDS = 60  # a process that has said nothing for so long is killed, so that a bug cannot hang the suite
+HANGS_SECONDS = 60  # what a test takes at most with its server
 
 
 def command(*args: str | Path) -> list[str]:
@@ -46,12 +47,13 @@ class Served:
 
 
 @contextmanager
-def serving(*args: str | Path) -> Iterator[Served]:
+def serving(*args: str | Path, patience: float = HANGS_SECONDS, errors: IO[bytes] | None = None) -> Iterator[Served]:
+    """patience: seconds after which the process is killed, so that a bug cannot hang the suite. errors: takes its standard error."""
     # Other work on the machine makes threads that spin while they wait for each other slower by orders of magnitude.
     environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
     words = command(*args, "--port", "0")
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment) as process:
-        watchdog = threading.Timer(HANGS_SECONDS, process.kill)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, env=environment) as process:
+        watchdog = threading.Timer(patience, process.kill)
         watchdog.start()
         try:
             yield Served(process)

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from a3b_gguf.errors import AnswerIsNo, UsageError
+from a3b_gguf.errors import AnswerIsNo, BadInput, Interrupted, UsageError
 from a3b_gguf.flows.allocate import Target, Weighed, fit_target, prepare_allocated, weigh
+from a3b_gguf.flows.measure_sensitivity import sensitivities
 from a3b_gguf.flows.quantize_options import Options
+from a3b_gguf.flows.quantize_plan import open_source
 from a3b_gguf.gguf_file import read_gguf
 from a3b_gguf.gguf_model import open_gguf_model
 from a3b_gguf.gguf_write import write_files
@@ -24,15 +27,18 @@ from a3b_gguf.llama.log import LlamaLog
 from a3b_gguf.llama.params import LoadParams
 from a3b_gguf.llama.weights import Weights
 from a3b_gguf.tensors import TYPES, TensorJob
-from a3b_quantize.allocate import CANDIDATES, Option, Unit, choose, hull, largest, smallest, unit
+from a3b_quantize.allocate import CANDIDATES, Option, Unit, choose, grouped, hull, largest, smallest, unit
 from a3b_quantize.assign import Assignment
 from a3b_quantize.encode import Encoding
 from a3b_quantize.evaluate import Text, chunked
+from a3b_quantize.policy import choose_policy
 from a3b_quantize.sampling_errors import Sample, encoded, relative_error, relative_errors, take_sample
-from a3b_quantize.sensitivity import Sensitivities, from_table, measure, read_sensitivities, write_sensitivities
-from command import a3b, assert_refused
+from a3b_quantize.sensitivity import Sensitivities, as_stored, from_table, measure, probe, read_sensitivities, write_sensitivities
+from command import assert_refused
+from inside import inside as a3b
 
 TABLE = Target(sensitivity="table")
+TEXT = files("a3b_quantize") / "sample.txt"
 KINDS = [TYPES[name] for name in CANDIDATES]
 
 
@@ -243,12 +249,56 @@ def test_replaced_weights_are_computed_with_and_come_back(tiny_bf16: Path) -> No
         assert min(found.values()) > 1e-4
         alone = measure(tiny_bf16, wanted[-1:], chunks, lambda name: (None, None), Encoding(threads=1), lambda *at: None)
         assert alone["blk.0.attn_qkv.weight"] == found["blk.0.attn_qkv.weight"]  # so the tensor before it was as it had been
+        known = {"blk.3.ffn_gate_shexp.weight": 7.0}
+        measure(tiny_bf16, wanted[:1], chunks, lambda name: (None, None), Encoding(threads=1), lambda *at: None, known)
+        assert known == {"blk.3.ffn_gate_shexp.weight": 7.0}  # is not measured again
         with load_model(tiny_bf16, LoadParams(n_ctx=256, use_mmap=False)) as model:
             weights = Weights(model)
             name = "blk.3.attn_q.weight"
             assert bytes(weights.read(name)) == tensors[name].raw(0, 512)
             with pytest.raises(ValueError, match="bytes, not 8"):
                 weights.write(name, np.zeros(8, np.uint8))
+
+
+def test_a_probe_is_the_same_in_pieces(tiny_bf16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts with importance, used unevenly: the bytes and the error of the whole tensor at once."""
+    tensor = next(t for t in open_gguf_model(tiny_bf16).tensors if t.name == "blk.1.ffn_up_exps.weight")
+    rng = np.random.default_rng(5)
+    importance, usage = rng.exponential(1, (8, 256)).astype(np.float32), rng.dirichlet(np.ones(8))
+    whole = take_sample(tensor, importance, usage, 1 << 62)
+    values = encoded(whole, TYPES["q3_k"], Encoding(threads=1))
+    monkeypatch.setattr("a3b_quantize.sensitivity.PIECE_WEIGHTS", 100 * 256)
+    data, error = probe(tensor, importance, usage, Encoding(threads=1), TYPES["bf16"])
+    assert data.tobytes() == as_stored(values, TYPES["bf16"]).tobytes()
+    assert error == pytest.approx(relative_error(whole, values), rel=1e-12)
+
+
+def test_what_was_measured_before_an_interrupt_is_kept(tiny_bf16: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options, began = Options(bounds=False, threads=1, type_name="iq4_nl"), []
+    source = open_source(tiny_bf16, options, choose_policy(options.choice))
+    groups = grouped(choose_policy(options.choice).assign(source.model, False).assignments)
+
+    def measure_some(*given: object) -> None:
+        path, tensors, found = given[0], given[1], given[-1]
+        assert path == tiny_bf16  # run as it stands, without a copy
+        assert isinstance(tensors, list)
+        assert isinstance(found, dict)
+        began.append(len(found))
+        found |= {tensor.name: 1.0 for tensor in tensors[: len(found) + 20]}
+        if len(found) < len(tensors):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("a3b_gguf.flows.measure_sensitivity.measure", measure_some)
+    for done in (20, 40):
+        with pytest.raises(Interrupted) as stopped:
+            sensitivities(source, groups, options, "measure", (), lambda *at: None)
+        assert stopped.value.hint.startswith(f"{done} of 50 tensors are measured and kept")
+    found = sensitivities(source, groups, options, "measure", (), lambda *at: None)
+    assert (len(found.values), found.measured, began) == (50, True, [0, 20, 40])
+    assert sensitivities(source, groups, options, "auto", (), lambda *at: None) == found
+    assert len(began) == 3
+    assert [path.suffix for path in (tmp_path / "a3b" / "sensitivity").iterdir()] == [".json"]
 
 
 def test_table_covers_every_kind_and_depth() -> None:
@@ -281,3 +331,15 @@ def test_unit_drops_what_another_type_beats() -> None:
     group = [Assignment("w", (4, 256), TYPES["bf16"], TYPES["q8_0"], "", "")]
     found = unit(group, {"q4_k": 0.02, "iq4_nl": 0.03, "q3_k": 0.09, "q8_0": 0.02}, int)
     assert [option.type.name for option in found.options] == ["q3_k", "q4_k"]
+
+
+def test_what_cannot_be_read_or_written_is_said_before_the_work(tiny_bf16: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("a3b_gguf.flows.measure_sensitivity.measure", lambda *given: pytest.fail("was measured"))
+    options, wish = Options(bounds=False, threads=1), Target(n_bytes=8_000_000, sensitivity="measure", data=(str(tmp_path / "none.txt"),))
+    with pytest.raises(BadInput, match=r"--sensitivity-data: .*none.txt: No such file"):
+        prepare_allocated(tiny_bf16, tmp_path / "q.gguf", options, wish, write=False)
+    with pytest.raises(UsageError, match="nowhere is not a folder"):
+        prepare_allocated(tiny_bf16, tmp_path / "nowhere" / "q.gguf", options, wish, write=False)
+    with pytest.raises(UsageError, match="nowhere is not a folder"):
+        prepare_allocated(tiny_bf16, None, replace(options, report=tmp_path / "nowhere" / "r.json"), wish, write=False)

@@ -16,7 +16,8 @@ from a3b_convert import open_checkpoint, prepare
 from a3b_gguf.errors import BadInput
 from a3b_gguf.gguf_file import read_gguf
 from a3b_gguf.tensors import Model, TensorSource, n_rows
-from command import a3b, assert_refused
+from command import assert_refused
+from inside import inside as a3b
 from kin_headers import SMALL_VOCAB, sparse_30b, sparse_80b
 from sparse import sparse_safetensors, unpacked
 from tiny import (

@@ -14,6 +14,7 @@ from a3b_gguf import catalog
 from a3b_gguf.catalog import ModelEntry
 from a3b_gguf.errors import BadInput, UsageError
 from a3b_gguf.flows.plan import read_facts
+from inside import inside as a3b
 
 ROOT = Path(__file__).parent.parent
 GOOD = '[[model]]\nname = "a"\narchitecture = "qwen3moe"\n'
@@ -102,10 +103,6 @@ def test_it_is_found_beside_the_package_too(tmp_path: Path) -> None:
     (package / "models.toml").write_text(GOOD)
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from a3b_gguf import catalog; print([e.name for e in catalog.entries()])"
     assert subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True).stdout.strip() == "['a']"
-
-
-def a3b(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "a3b_gguf", *arguments], capture_output=True, text=True)
 
 
 def test_models_command() -> None:

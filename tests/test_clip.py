@@ -18,6 +18,7 @@ from a3b_gguf.llama.load import load_model, open_context
 from a3b_gguf.llama.params import LoadParams
 from a3b_server.clip import Clip, ClipConfig, Mode, limits_of
 from command import a3b, assert_refused
+from inside import inside
 from serving import serving
 from test_server_ops import numbers
 
@@ -126,15 +127,15 @@ def test_limits_are_of_all_experts_and_spare_the_caches(measured: Path) -> None:
 
 
 def test_wrong_flags_and_ranges_of_another_model(measured: Path, tiny_bf16: Path, tmp_path: Path) -> None:
-    assert_refused(a3b("serve", tiny_bf16, "--clip", "watch"), 2, "--clip-bounds and --clip go together")
-    assert_refused(a3b("serve", tiny_bf16, "--clip-bounds", measured), 2, "--clip-bounds and --clip go together")
-    assert_refused(a3b("serve", tiny_bf16, "--clip-bounds", tiny_bf16, "--clip", "watch"), 3, "not a clip_bounds file")
+    assert_refused(inside("serve", tiny_bf16, "--clip", "watch"), 2, "--clip-bounds and --clip go together")
+    assert_refused(inside("serve", tiny_bf16, "--clip-bounds", measured), 2, "--clip-bounds and --clip go together")
+    assert_refused(inside("serve", tiny_bf16, "--clip-bounds", tiny_bf16, "--clip", "watch"), 3, "not a clip_bounds file")
     other = tmp_path / "other.bin"
     data = bytearray(measured.read_bytes())
     at = data.index(b'"model_id"') + 14
     data[at : at + 4] = b"beef" if data[at : at + 4] != b"beef" else b"feed"
     other.write_bytes(data)
-    assert_refused(a3b("serve", tiny_bf16, "--clip-bounds", other, "--clip", "watch"), 3, "another model")
+    assert_refused(inside("serve", tiny_bf16, "--clip-bounds", other, "--clip", "watch"), 3, "another model")
 
 
 def test_a_server_that_watches_tells_on_its_metrics(measured: Path, tiny_bf16: Path) -> None:

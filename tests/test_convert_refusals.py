@@ -21,7 +21,8 @@ from a3b_gguf.gguf_file import read_gguf
 from a3b_gguf.llama.load import load_model
 from a3b_gguf.llama.log import LlamaLog
 from a3b_gguf.llama.params import LoadParams
-from command import a3b, assert_refused
+from command import assert_refused
+from inside import inside as a3b
 from tiny import Edit, Form, Sizes, Weights, in_form, save, weights, write_checkpoint
 
 SMALL, PLAIN = Sizes(n_layer=1), Form(mtp=False)

@@ -25,6 +25,7 @@ from a3b_gguf.llama.vocab import Vocab
 from a3b_quantize.evaluate import chunked
 from command import a3b, assert_refused
 from golden_files import GOLDEN
+from inside import inside
 from llama_quantize import llama_quantize
 from small_gguf import write_arrays
 
@@ -148,6 +149,7 @@ def test_command_prints_a_table_and_json(tiny_bf16: Path, iq4_nl: Path, tmp_path
     ("change", "error", "words"),
     [
         ({"n_ctx": 8}, UsageError, "8 tokens are too few"),
+        ({"cache": Path(__file__)}, UsageError, "test_eval.py is a file, not a folder"),
         ({"n_ctx": 1_000_000}, UsageError, "more than the 262,144 that .* was trained for"),
         ({"n_ctx": 200_000}, UsageError, "1 chunks of 200,000 need 200,000"),
         ({"n_chunk": 0}, UsageError, "--chunks: 0"),
@@ -166,8 +168,8 @@ def test_what_cannot_be_is_refused(tiny_bf16: Path, change: dict[str, object], e
 
 
 def test_flags_that_exclude_each_other(tiny_bf16: Path) -> None:
-    assert_refused(a3b("eval", tiny_bf16, "--cache", "x", "--no-cache"), 2, "exclude each other")
-    assert_refused(a3b("eval", tiny_bf16, "--experts", -1), 2, "cannot be negative")
+    assert_refused(inside("eval", tiny_bf16, "--cache", "x", "--no-cache"), 2, "exclude each other")
+    assert_refused(inside("eval", tiny_bf16, "--experts", -1), 2, "cannot be negative")
 
 
 def test_conversations_are_rendered_with_the_models_template(tiny_bf16: Path, tmp_path: Path) -> None:
@@ -188,12 +190,12 @@ def test_conversations_are_rendered_with_the_models_template(tiny_bf16: Path, tm
 def test_files_that_cannot_be_evaluated(tiny_bf16: Path, tmp_path: Path) -> None:
     text = tmp_path / "model.gguf"
     text.write_text("no model at all, but long enough to be a header")
-    assert_refused(a3b("eval", text), 3, "is not a GGUF file")
+    assert_refused(inside("eval", text), 3, "is not a GGUF file")
     binary = tmp_path / "data.txt"
     binary.write_bytes(b"abc\xff")
-    assert_refused(a3b("eval", tiny_bf16, "--data", binary), 3, "byte 3 is not UTF-8")
+    assert_refused(inside("eval", tiny_bf16, "--data", binary), 3, "byte 3 is not UTF-8")
     empty = write_arrays(tmp_path / "empty.gguf", {"output_norm.weight": np.ones(64, np.float32)})
-    assert_refused(a3b("eval", empty, "--base", tiny_bf16), 3, "tokenizer.ggml.tokens")
+    assert_refused(inside("eval", empty, "--base", tiny_bf16), 3, "tokenizer.ggml.tokens")
 
 
 def test_a_base_with_another_vocabulary_is_refused(tiny_bf16: Path, tmp_path: Path) -> None:
@@ -203,16 +205,16 @@ def test_a_base_with_another_vocabulary_is_refused(tiny_bf16: Path, tmp_path: Pa
     other = tmp_path / "other.gguf"
     metadata = {**model.metadata, "tokenizer.ggml.tokens": replace(tokens, value=changed)}
     write_gguf(other, metadata, [copy_job(tensor) for tensor in model.tensors])
-    assert_refused(a3b("eval", tiny_bf16, "--base", other), 3, "token 700 is 'another'", "not of one model")
+    assert_refused(inside("eval", tiny_bf16, "--base", other), 3, "token 700 is 'another'", "not of one model")
 
 
 def test_results_travel_in_the_file_and_print_as_a_card(tiny_bf16: Path, iq4_nl: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(iq4_nl.read_bytes())
-    assert_refused(a3b("inspect", model, "--card"), 1, "carries no evaluation", "--embed")
+    assert_refused(inside("inspect", model, "--card"), 1, "carries no evaluation", "--embed")
     words = ("eval", model, "--base", tiny_bf16, "--data", TEXT, "--chunks", 2, "--threads", 1, "--cache", tmp_path, "--json")
     found = json.loads(a3b(*words, "--embed", model).stdout)
-    card = a3b("inspect", model, "--card").stdout
+    card = inside("inspect", model, "--card").stdout
     mean = found["scores"]["divergence"]["kl_mean"]
     assert f"| KL divergence, mean | {mean['value']:.6f} | {mean['low']:.6f} to {mean['high']:.6f} |" in card
     assert "| expert_gate | iq4_nl | 4 |" in card
@@ -222,20 +224,20 @@ def test_results_travel_in_the_file_and_print_as_a_card(tiny_bf16: Path, iq4_nl:
     for mine, other in zip(ours.tensors, theirs.tensors, strict=True):
         assert mine.raw(0, 1) == other.raw(0, 1)
     assert json.loads(a3b(*words).stdout)["scores"] == found["scores"]
-    assert_refused(a3b("eval", model, "--embed", tmp_path), 2, "is a folder")
+    assert_refused(inside("eval", model, "--embed", tmp_path), 2, "is a folder")
 
 
 def test_the_report_of_quantize_travels_too(tiny_bf16: Path, tmp_path: Path) -> None:
     model, report = tmp_path / "m.gguf", tmp_path / "report.json"
     assert a3b("quantize", tiny_bf16, "--type", "iq4_nl", "--no-bounds", "--report", report, "-o", model).returncode == 0
     words = ("eval", model, "--data", TEXT, "--chunks", 2, "--threads", 1, "--cache", tmp_path)
-    assert_refused(a3b(*words, "--report", report), 2, "--embed")
-    assert_refused(a3b(*words, "--report", tiny_bf16, "--embed", model), 3, "is not a report")
-    assert_refused(a3b("eval", tiny_bf16, *words[2:], "--report", report, "--embed", tmp_path / "y.gguf"), 3, "about another file")
+    assert_refused(inside(*words, "--report", report), 2, "--embed")
+    assert_refused(inside(*words, "--report", tiny_bf16, "--embed", model), 3, "is not a report")
+    assert_refused(inside("eval", tiny_bf16, *words[2:], "--report", report, "--embed", tmp_path / "y.gguf"), 3, "about another file")
     assert a3b(*words, "--report", report, "--embed", model).returncode == 0
     row = next(row for row in json.loads(report.read_text())["roles"] if row["role"] == "expert_down")
-    card = a3b("inspect", model, "--card").stdout
+    card = inside("inspect", model, "--card").stdout
     assert f"| expert_down | iq4_nl | {row['error']:.5f} |  |" in card
     assert "fast kernels, effort 2, no importance" in card
     assert a3b(*words, "--embed", model).returncode == 0
-    assert "fast kernels, effort 2" in a3b("inspect", model, "--card").stdout  # it stays when only the evaluation is new
+    assert "fast kernels, effort 2" in inside("inspect", model, "--card").stdout  # it stays when only the evaluation is new

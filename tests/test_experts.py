@@ -22,8 +22,9 @@ from a3b_gguf.metadata import string, u32
 from a3b_gguf.tensors import Model
 from a3b_quantize.experts import prune_experts, pruned_imatrix, with_experts_used
 from a3b_quantize.fit_imatrix import fit_imatrix
-from command import a3b, assert_refused
+from command import assert_refused
 from imatrix_files import made_up, values_of, write_dat
+from inside import inside as a3b
 from small_gguf import write_arrays
 
 TOKENS = (300, 411, 57)

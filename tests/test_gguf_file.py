@@ -113,7 +113,7 @@ def test_a_name_as_long_as_the_file_is_not_read(written: Path, tmp_path: Path) -
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="No such file"):
         read_gguf(tmp_path / "none.gguf")
-    with pytest.raises(BadInput, match="directory"):
+    with pytest.raises(BadInput, match="is a folder, expected a .gguf file"):
         read_gguf(tmp_path)
 
 

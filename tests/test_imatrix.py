@@ -20,8 +20,9 @@ from a3b_gguf.tensors import Model
 from a3b_quantize.fit_imatrix import fit_imatrix
 from a3b_quantize.imatrix import Imatrix, ImatrixEntry, read_imatrix, write_imatrix
 from a3b_quantize.importance import ImportanceOptions, importance_of
-from command import a3b, assert_refused
+from command import assert_refused
 from imatrix_files import made_up, values_of, write_dat
+from inside import inside as a3b
 from small_gguf import narrow, write_arrays
 
 EXPERTS = "blk.0.ffn_gate_exps.weight"

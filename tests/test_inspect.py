@@ -12,7 +12,8 @@ import gguf
 import pytest
 
 from a3b_gguf.flows.inspect import differences, summarise
-from command import a3b, assert_refused
+from command import assert_refused
+from inside import inside as a3b
 from true_header import sparse_35b
 
 
@@ -86,4 +87,6 @@ def test_refusals(tmp_path: Path, tiny_bf16: Path) -> None:
     cut.write_bytes(tiny_bf16.read_bytes()[:-1])
     assert_refused(a3b("inspect", cut), 3, "cut.gguf is cut off", "tensor")
     assert_refused(a3b("inspect"), 2, "Missing argument")
+    for more in (("--json",), ("--tensors",), ("--diff", cut)):
+        assert_refused(a3b("inspect", cut, "--card", *more), 2, "--card prints Markdown and nothing else")
     assert_refused(a3b("inspekt", cut), 2, "No such command")

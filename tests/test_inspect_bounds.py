@@ -11,7 +11,8 @@ import pytest
 from a3b_gguf.clip_bounds import Header, Record
 from a3b_gguf.report.clip_bounds import bars
 from a3b_quantize.bounds import write_bounds
-from command import a3b, assert_refused
+from command import assert_refused
+from inside import inside as a3b
 
 HEADER = Header("Modell ß", "qwen3moe", "ab" * 32, "cd" * 32, 512, "a text", "ef" * 32, {"a3b": "0.1.0"})
 SITES = ("attn_in", "k_cache", "v_cache", "ffn_in", "down_in", "down_out", "residual")

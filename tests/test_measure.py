@@ -34,7 +34,9 @@ def test_every_site_of_the_embedded_model(tiny_bf16: Path) -> None:
     assert count[1, "down_in", -1] == count[1, "down_out", -1] == n_tokens * 2 * 256
     for layer, site in product(range(4), ("down_in", "down_out")):
         experts = {each.expert: each for each in found.records if (each.layer, each.site) == (layer, site)}
-        every = experts.pop(-1)
+        every, shared = experts.pop(-1), experts.pop(8, None)  # of 8 routed experts
+        assert (shared is None) == (site == "down_out")
+        assert shared is None or shared.count == n_tokens * 256
         assert sum(each.count for each in experts.values()) == every.count
         assert max(each.absmax for each in experts.values()) == every.absmax
         assert max(each.sum32 for each in experts.values()) == every.sum32
@@ -64,7 +66,7 @@ class Kept:
 
 def test_numbers_are_those_of_the_nodes(tiny_bf16: Path) -> None:
     """One layer's down_in, down_out and keys, collected by hand from the same run."""
-    kept = Kept("ffn_moe_swiglu-2", "ffn_moe_down-2", "Kcur-3", "ffn_moe_topk-2")
+    kept = Kept("ffn_moe_swiglu-2", "ffn_moe_down-2", "Kcur-3", "ffn_moe_topk-2", "ffn_swiglu-2")
     shapes = {info.name: info.shape for info in read_gguf(tiny_bf16).tensors}
     sites = Sites(shapes, experts_by_layer(shapes))
     tokens = list(range(300, 384))
@@ -81,6 +83,9 @@ def test_numbers_are_those_of_the_nodes(tiny_bf16: Path) -> None:
         assert found[2, site, -1].absmax == np.abs(values).max()
         assert found[2, site, 3].count == of_expert_3.size > 0
         assert found[2, site, 3].absmax == np.abs(of_expert_3).max()
+    shared, before = np.concatenate(kept.values["ffn_swiglu-2"]), found[2, "down_in", 8]
+    assert (before.absmax, before.count) == (np.abs(shared).max(), shared.size)
+    assert before.sum32 == pytest.approx(np.abs(shared.reshape(len(tokens), -1, 32).sum(axis=-1)).max())
     after_rope = [values for values in kept.values["Kcur-3"] if values.ndim == 3]
     assert len(after_rope) == 2
     assert found[3, "k_cache", -1].absmax == max(np.abs(values).max() for values in after_rope)

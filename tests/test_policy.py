@@ -19,7 +19,8 @@ from a3b_quantize.policy import Choice, choose_policy
 from a3b_quantize.policy_file import Recipe, format_policy, parse_policy, read_policy, write_policy
 from a3b_quantize.recipe import POLICIES, load_policy, load_recipe, names
 from a3b_quantize.rule import Rule, Subjects, layer_set
-from command import a3b, assert_refused
+from command import assert_refused
+from inside import inside as a3b
 from kin_headers import sparse_30b
 from small_gguf import narrow, write_arrays
 from true_header import sparse_35b

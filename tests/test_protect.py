@@ -17,7 +17,7 @@ from a3b_gguf.tensors import TYPES
 from a3b_quantize.assign import Assignment
 from a3b_quantize.bounds import record, write_bounds
 from a3b_quantize.histogram import Histogram
-from a3b_quantize.protect import overflows, protected_types, standouts
+from a3b_quantize.protect import limits, overflows, protected_types, standouts
 
 HEADER = Header("m", "qwen35moe", "ab" * 32, "cd" * 32, 512, "text", "ef" * 32, {"a3b": "0.1.0"})
 N_LAYERS = 6
@@ -75,6 +75,36 @@ def test_which_site_a_weight_reads() -> None:
     assert [name for name, kind in found.items() if kind == "iq4_nl"] == [
         "blk.0.attn_qkv.weight", "blk.0.attn_gate.weight", "blk.1.attn_qkv.weight", "blk.1.attn_output.weight", "blk.0.ssm_alpha.weight"
     ]  # fmt: skip
+
+
+def test_the_shared_expert_goes_by_what_it_reads() -> None:
+    """A record of down_in for the number after the last of 8 routed experts is the shared expert's."""
+    given = [assignment(f"blk.2.ffn_down_{part}.weight", "q4_k") for part in ("exps", "shexp")]
+    assert types(given, bounds()) == {"blk.2.ffn_down_exps.weight": "q4_k", "blk.2.ffn_down_shexp.weight": "q4_k"}
+    found = bounds()
+    for expert, safe in ((7, ("q4_k", "q4_k")), (8, ("q4_k", "iq4_nl"))):
+        hot = replace(found, records=(*found.records, usual(2, "down_in", expert=expert, sum32=1e5)))
+        assert tuple(types(given, hot).values()) == safe
+    assert "a sum over 32 of down_in of the shared expert reaches 1e+05" in protected_types(given, hot)[1].reason
+
+
+def test_what_an_allocation_is_asked_for() -> None:
+    hot = bounds(usual(1, "down_out", absmax=1200.0), usual(2, "ffn_in", sum32=40_000.0), usual(3, "down_in", absmax=33_000.0))
+    names = [f"blk.{layer}.ffn_{part}_exps.weight" for layer in (1, 2, 3) for part in ("down", "up")]
+    found = limits([assignment(name, "iq4_nl") for name in names], hot)
+    assert found.keys() == {"blk.1.ffn_down_exps.weight", "blk.2.ffn_up_exps.weight"}
+    down, up = found.values()
+    assert (down.floor, down.unsafe) == (TYPES["q5_k"], frozenset())
+    assert [kind for kind in ("q4_k", "q5_0", "q5_k", "q8_0") if down.allows(TYPES[kind])] == ["q5_0", "q5_k", "q8_0"]
+    assert up.floor is None
+    assert [kind for kind in ("q2_k", "q3_k", "iq4_nl", "q4_k", "q5_k", "q6_k") if up.allows(TYPES[kind])] == ["q3_k", "iq4_nl", "q6_k"]
+
+
+@pytest.mark.parametrize(("recipe", "floor"), [("q2_k", "q3_k"), ("q3_k", "iq4_xs"), ("q4_k", "q5_k"), ("q6_k", "q5_k"), ("q8_0", "q5_k")])
+def test_the_floor_is_the_next_higher_type_but_at_most_q5_k(recipe: str, floor: str) -> None:
+    special = bounds(usual(1, "down_out", absmax=1200.0))
+    (found,) = limits([assignment("blk.1.ffn_down_exps.weight", recipe)], special).values()
+    assert found.floor == TYPES[floor]
 
 
 def test_float16_weights_become_bf16() -> None:

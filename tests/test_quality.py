@@ -22,8 +22,9 @@ from a3b_quantize.encode import Encoding
 from a3b_quantize.imatrix import Imatrix, ImatrixEntry, write_imatrix
 from a3b_quantize.pipeline import CHUNK_WEIGHTS
 from a3b_quantize.quality import Pair, measure_errors
-from command import a3b, assert_refused
+from command import assert_refused
 from imatrix_files import made_up
+from inside import inside as a3b
 from small_gguf import narrow, write_arrays
 
 UP, DOWN = "blk.0.ffn_up_exps.weight", "blk.0.ffn_down_exps.weight"
@@ -198,7 +199,7 @@ def test_on_the_command_line(tiny_bf16: Path, tmp_path: Path) -> None:
 
 def test_refusals(source: Path, tmp_path: Path) -> None:
     for report, said in (
-        (tmp_path, "is not a file"),
+        (tmp_path, "is a folder, not a file"),
         (tmp_path / "no" / "r.json", "is not a file"),
         (tmp_path / "out.gguf", "is the output"),
     ):

@@ -29,7 +29,8 @@ from a3b_quantize.assign import Assignment
 from a3b_quantize.encode import Encoding, jobs
 from a3b_quantize.pipeline import CHUNK_WEIGHTS
 from a3b_quantize.policy import find_policy, plain_assignments
-from command import a3b, assert_refused
+from command import assert_refused
+from inside import inside as a3b
 from llama_quantize import llama_quantize
 from small_gguf import llama_metadata, narrow, write_arrays
 

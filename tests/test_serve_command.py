@@ -17,10 +17,12 @@ import psutil
 import pytest
 
 from a3b_gguf.cli import main
+from a3b_gguf.errors import MachineLacks
 from a3b_gguf.flows.serve import address, sampling_of
 from a3b_gguf.gguf_file import GGUFFile
 from a3b_gguf.metadata import Metadata, f32, i32, string
 from a3b_server.sampling import Sampling
+from a3b_server.serve import listen
 from serving import HANGS_SECONDS, serving
 
 PLAN = ("--ctx", "2048", "--parallel", "2")
@@ -150,6 +152,12 @@ def test_a_port_that_is_taken_is_said_before_anything_is_loaded(tiny_bf16: Path,
     assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in done.stderr
     assert "choose another with --port" in done.stderr
     assert "/health" not in done.stdout
+
+
+def test_an_address_of_another_machine() -> None:
+    with pytest.raises(MachineLacks, match="cannot listen on 203.0.113.9") as caught:  # RFC 5737: nobody has it
+        listen("203.0.113.9", 0)
+    assert "--host" in caught.value.hint
 
 
 def test_what_the_planner_accepts_and_llama_cpp_does_not(tiny_bf16: Path, tmp_path: Path, run: Callable[..., Done]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from a3b_server.messages import Facts
 from a3b_server.service import Options
 from chat_server import MODEL, SCRIPTS, WEATHER, Running, chat_server
+from fake_engine import FAKE_CACHED
 from streams import joined
 
 
@@ -89,9 +90,11 @@ def test_a_call_that_is_cut_off_is_no_call(server: Running) -> None:
 
 
 def test_one_call_at_a_time_when_asked(server: Running) -> None:
-    (choice,) = server.ask("two calls", tools=[WEATHER], parallel_tool_calls=False).choices
+    answer = server.ask("two calls", tools=[WEATHER], parallel_tool_calls=False)
+    (choice,) = answer.choices
     assert [call.function.arguments for call in choice.message.tool_calls] == ['{"city":"Paris"}']
     assert choice.finish_reason == "tool_calls"
+    assert answer.usage.prompt_tokens_details.cached_tokens == FAKE_CACHED
 
 
 def test_a_tools_result_goes_back_to_the_model(server: Running) -> None:
@@ -128,6 +131,7 @@ def test_stop_strings(server: Running, stop: str | list[str], content: str) -> N
     assert (said["content"], said["finish_reason"]) == (content, "stop")
     n_whole = len(server.service.vocab.tokenize(SCRIPTS["capital"][0], True))
     assert said["usage"].completion_tokens == answer.usage.completion_tokens < n_whole
+    assert said["usage"].prompt_tokens_details.cached_tokens == answer.usage.prompt_tokens_details.cached_tokens == FAKE_CACHED
 
 
 def test_a_stop_string_ends_an_endless_answer_and_frees_its_slot(tiny_bf16: Path) -> None:

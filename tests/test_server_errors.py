@@ -277,6 +277,8 @@ def test_a_full_queue_says_when_to_come_again(tiny_bf16: Path) -> None:
         next(iter(stream))
         status, error, headers = post(small, chat())
         assert (status, error["code"], error["type"], headers["Retry-After"]) == (503, "queue_full", "server_error", "1")
+        status, health, _ = post(small, b"", "/health", "GET")
+        assert (status, health) == (503, {"status": "busy"})
         stream.close()
 
 

@@ -79,18 +79,19 @@ def test_a_server_without_a_plan_says_so(running: Running) -> None:
 def test_numbers_of_the_engine_are_shown_as_they_are() -> None:
     metrics = Metrics([("model", "RAM", 100)])
     snapshot = Snapshot(
-        (SlotView(0, "writing", 40, "r"), SlotView(1, "idle", 2)), 3, (5, 8), Counts(n_continued=1, n_copied=2, n_restored=4)
+        (SlotView(0, "writing", 40, "r"), SlotView(1, "idle", 2)), 3, (5, 8), Counts(n_continued=1, n_copied=2, n_restored=4, n_loaded=8)
     )
-    facts = Facts(1024, 512, 2, (Buffer("model", "CPU", 60), Buffer("model", "CPU", 50)))
+    facts = Facts(1024, 512, 2, (Buffer("model", "CPU", 60), Buffer("model", "CPU", 50)), rss_bytes=7)
     found = numbers(metrics.text("busy", 7, 9, facts, snapshot).decode())
     assert found["a3b_engine_up"] == 1
     assert (found["a3b_engine_restarts"], found["a3b_requests_in_flight"], found["a3b_requests_waiting"]) == (7, 9, 3)
     assert (found["a3b_slots{writing}"], found["a3b_slots{idle}"], found["a3b_slots{reading}"]) == (1, 1, 0)
     assert (found["a3b_cache_tokens"], found["a3b_cache_tokens_most"]) == (42, 1024)
     assert (found["a3b_checkpoints{held}"], found["a3b_checkpoints{most}"]) == (5, 8)
-    assert [found[f"a3b_prompt_starts{{{kind}}}"] for kind in ("continued", "copied", "restored")] == [1, 2, 4]
+    assert [found[f"a3b_prompt_starts{{{kind}}}"] for kind in ("continued", "copied", "restored", "loaded")] == [1, 2, 4, 8]
     assert found["a3b_memory_bytes{RAM,model,predicted}"] == 100
-    assert found["a3b_memory_bytes{CPU,model,real}"] == 110
+    assert found["a3b_memory_bytes{RAM,model,real}"] == 110
+    assert found["a3b_memory_bytes{RAM,process,real}"] == 7
     assert numbers(metrics.text("dead", 0, 0, None, None).decode())["a3b_engine_up"] == 0
 
 

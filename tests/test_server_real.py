@@ -30,8 +30,8 @@ def real(tiny_bf16: Path) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def split(tiny_bf16: Path) -> Iterator[Running]:
-    """Two slots, each with a cache of its own."""
-    params = LoadParams(n_ctx=2048, n_seq_max=2, n_outputs_max=2, n_batch=256, n_ubatch=256, kv_unified=False)
+    """Two slots, each with a cache of its own and computed alone, as with --kv-split."""
+    params = LoadParams(2048, n_seq_max=2, n_outputs_max=2, n_batch=256, n_ubatch=256, kv_unified=False, reproducible=True)
     with chat_server(tiny_bf16, params=params) as running:
         yield running
 
@@ -118,6 +118,27 @@ def test_a_prompt_that_was_read_before_is_told(real: Running) -> None:
     usage = real.ask(question, max_tokens=4).usage
     assert 0 <= usage.prompt_tokens_details.cached_tokens <= usage.prompt_tokens
     assert usage.completion_tokens_details.reasoning_tokens == 0
+
+
+def test_a_text_that_a_stop_string_ends_tells_too_what_was_read_before(real: Running) -> None:
+    """A text that goes on from where the one before it ended: a hybrid needs no checkpoint for that."""
+    prompt = real.service.vocab.tokenize("Please spell the word cherry for me, and then tell me the capital of Norway.", True)
+
+    def go_on(tokens: list[int], **more: Any) -> Any:
+        return real.client.completions.create(model=MODEL, prompt=tokens, temperature=0, **more)
+
+    first = go_on(prompt, max_tokens=8, logprobs=0, extra_body={"ignore_eos": True})
+    longer = [*prompt, *real.service.vocab.tokenize(first.choices[0].text, True), *prompt[:4]]
+    whole = go_on(longer, max_tokens=8, extra_body={"ignore_eos": True})
+    assert whole.usage.prompt_tokens_details.cached_tokens >= len(prompt)
+    again = [*longer, *real.service.vocab.tokenize(whole.choices[0].text, True), *prompt[:4]]
+    text = go_on(again, max_tokens=8, extra_body={"ignore_eos": True}).choices[0].text
+    further = [*again, *real.service.vocab.tokenize(text, True), *prompt[:4]]
+    expected = go_on(further, max_tokens=8, extra_body={"ignore_eos": True}).choices[0].text
+    stopped = go_on([*further, *real.service.vocab.tokenize(expected, True)], max_tokens=60, stop=[" ", "e", "a", "o", "i", ".", "\n"])
+    assert stopped.choices[0].finish_reason == "stop"
+    assert stopped.usage.completion_tokens < 60
+    assert stopped.usage.prompt_tokens_details.cached_tokens >= len(prompt)
 
 
 def test_bias_penalties_and_ignored_ends_reach_the_model(real: Running) -> None:

@@ -19,7 +19,8 @@ from a3b_gguf.llama.params import LoadParams
 from a3b_gguf.metadata import Field, boolean, f32, string, u32
 from a3b_gguf.tensors import Model, n_rows
 from a3b_quantize.set_kv import set_values
-from command import a3b, assert_refused
+from command import assert_refused
+from inside import inside as a3b
 from kin_headers import sparse_dense
 from small_gguf import write_arrays
 

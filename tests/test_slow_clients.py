@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -9,9 +10,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from a3b_server.app import create_app
+from a3b_server.service import Options
 from a3b_server.slow import ImpatientProtocol
 from chat_server import chat_server
 from served import served
+from test_server_ops import numbers
 
 
 @pytest.fixture
@@ -38,6 +41,17 @@ def test_half_a_head_is_not_waited_for(tiny_bf16: Path, hasty: None) -> None:
         whole = closes(running.url, b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert whole.startswith(b"HTTP/1.1 200")
         assert running.ask("capital").choices[0].message.content  # takes longer than a head may
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(tiny_bf16: Path) -> None:
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+    with chat_server(tiny_bf16, Options(body_seconds=0.2, max_body_bytes=1000)) as running:
+        late = closes(running.url, head % 100, b'{"messages": [')
+        assert late.startswith(b"HTTP/1.1 408")
+        assert json.loads(late.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+        assert closes(running.url, head % 2000, b"{").startswith(b"HTTP/1.1 413")  # and does not take the rest for a request
+        refusals = numbers(running.client._client.get(f"{running.url}/metrics").text)
+        assert (refusals["a3b_refusals_total{request_timeout}"], refusals["a3b_refusals_total{payload_too_large}"]) == (1, 1)
 
 
 def test_pages_of_other_origins_may_not_ask_unless_named(tiny_bf16: Path) -> None:

@@ -25,7 +25,8 @@ from a3b_gguf.llama.vocab import Vocab
 from a3b_gguf.metadata import Field, array
 from a3b_gguf.tensors import TYPES, TensorJob, n_rows
 from a3b_quantize.bounds import model_id
-from command import a3b, assert_refused
+from command import assert_refused
+from inside import inside as a3b
 
 MAX = 8_000_000
 

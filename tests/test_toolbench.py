@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +18,8 @@ from a3b_gguf.toolbench.endpoint import Endpoint, NoAnswer, Refused
 from a3b_gguf.toolbench.question import Expected, Question, Step, long_text, read_questions
 from a3b_gguf.toolbench.replay import outputs, replay
 from a3b_gguf.toolbench.score import Reply, Score, is_value, score, wilson
-from command import a3b, assert_refused
+from command import assert_refused
+from inside import inside as a3b
 from serving import serving
 
 WEATHER = Expected("get_weather", {"city": "Oslo", "days": 2}, "rain")
@@ -287,11 +289,37 @@ def test_an_endpoint_is_checked_first(url: str) -> None:
     Handler.answers = {"/v1/models": (401, b'{"error": {"message": "no key"}}')}
     with pytest.raises(MachineLacks, match="no key"):
         Endpoint(url).check()
+    Handler.answers = {"/v1/models": (200, b'{"data": null}')}
+    with pytest.raises(MachineLacks, match="lists no model"):
+        Endpoint(url).check()
+    Handler.answers = {"/v1/models": (200, b"[" * 100_000)}
+    with pytest.raises(MachineLacks, match="does not answer"):
+        Endpoint(url).check()
+
+
+@pytest.mark.parametrize("said", [b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}", b""])
+def test_what_answers_is_no_web_server(said: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            caller, _ = listening.accept()
+            with caller:
+                caller.recv(1 << 16)
+                caller.sendall(said)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(MachineLacks, match="does not answer: ."):
+            Endpoint(f"http://127.0.0.1:{listening.getsockname()[1]}").check()
+        thread.join()
 
 
 def test_wrong_commands_are_refused() -> None:
     assert_refused(a3b("toolbench"), 2, "--replay")
-    assert_refused(a3b("toolbench", "here"), 2, "not the address")
+    for address in ("here", "http://[::1/v1", "http://127.0.0.1:99999", "http://host:port", "http://a b", "http://"):
+        assert_refused(a3b("toolbench", address), 2, "not the address")
+    assert_refused(a3b("toolbench", "http://127.0.0.1:9", "--api-key", "key\n"), 2, "--api-key")
+    assert_refused(a3b("toolbench", "--replay", "--questions", "none"), 2, "--questions")
     assert_refused(a3b("toolbench", "http://127.0.0.1:9"), 4, "does not answer")
     assert_refused(a3b("toolbench", "--replay", "http://127.0.0.1:9"), 2, "leave one of them out")
     assert_refused(a3b("toolbench", "http://127.0.0.1:9", "--thinking", "maybe"), 2, "--thinking")

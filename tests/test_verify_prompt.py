@@ -175,6 +175,10 @@ def test_usage_errors(tmp_path: Path) -> None:
     assert_refused(a3b("verify-prompt", "--system", "maybe", given=given), 2, "expected optional or required")
     assert_refused(a3b("verify-prompt", "--format", "xml", given=given), 2, "expected text or json")
     assert_refused(a3b("verify-prompt", "--raw", "--tools", tmp_path, given=GOOD), 2, "--tools has no meaning with --raw")
+    assert_refused(a3b("verify-prompt", "--render", "--json", given=given), 2, "--show-tokens --json")
+    for shown in ("--fix", "--show-tokens"):
+        assert_refused(a3b("verify-prompt", shown, "--format", "sarif", given=given), 2, "sarif is for findings")
+    assert_refused(a3b("verify-prompt", "--reserve", "9", given=given), 2, "--reserve needs --ctx")
 
 
 def test_unreadable_input(tmp_path: Path) -> None:
@@ -196,7 +200,7 @@ def test_unreadable_models(tmp_path: Path, tiny_bf16: Path) -> None:
             assert words in f"{error.value.message} {error.value.hint}"
 
     check(tmp_path / "absent.gguf", "absent.gguf: No such file or directory")
-    check(tmp_path, "Is a directory")
+    check(tmp_path, "is a folder, expected a .gguf file")
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(tiny_bf16.read_bytes()[:20_000])
     check(cut, "is cut off")

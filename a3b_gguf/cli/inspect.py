@@ -17,11 +17,14 @@ def command(
     json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Show a file's header, tensors and sizes by role. Reads the header only: an 18 GiB file takes a tenth of a second."""
+    from a3b_gguf.errors import UsageError
     from a3b_gguf.flows.clip_bounds import is_bounds, summarise_bounds
     from a3b_gguf.flows.inspect import differences, summarise
     from a3b_gguf.report import console
     from a3b_gguf.report.inspect import show_differences, show_summary
 
+    if card and (json or tensors or diff is not None):
+        raise UsageError("--card prints Markdown and nothing else; --json, --tensors and --diff are of the header", "leave one of them out")
     if card:
         from a3b_gguf.flows.card import card as card_of
 

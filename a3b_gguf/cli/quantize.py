@@ -34,14 +34,18 @@ def command(
     ),
     target_bpw: float | None = typer.Option(None, "--target-bpw", help="The same, for so many bits a weight on average, like 4.3."),
     sensitivity: str = typer.Option(
-        "auto", "--sensitivity", help="auto, measure (on the model itself, in memory) or table: for the targets."
+        "auto",
+        "--sensitivity",
+        help="For the targets: measure (on the model itself, in memory), estimate (from --calibration), table, or auto: by size.",
     ),
     sensitivity_data: list[str] = typer.Option(
         [], "--sensitivity-data", metavar="FILE", help="Text to measure on, .txt or .jsonl. Default: that of a3b calibrate."
     ),
     candidates: str | None = typer.Option(None, "--candidates", help="Types to choose from, like q3_k,iq4_xs,q6_k."),
     imatrix: Path | None = typer.Option(None, "--imatrix", help="An imatrix.gguf or imatrix.dat."),
-    calibration: Path | None = typer.Option(None, "--calibration", metavar="DIR", help="What `a3b calibrate` wrote: DIR/imatrix.gguf."),
+    calibration: Path | None = typer.Option(
+        None, "--calibration", metavar="DIR", help="What `a3b calibrate` wrote: importance and ranges."
+    ),
     effort: int | None = typer.Option(None, "--effort", help="1, 2 or 3: how long to look for a smaller error."),
     kernel: str | None = typer.Option(
         None, "--kernel", help="fast: ours, at most ggml's error. ggml: llama-quantize's bytes. Default: fast; ggml with --stock."

@@ -14,6 +14,7 @@ from a3b_gguf.cli.wishes import (
     Checkpoints,
     CPUMoE,
     Ctx,
+    CtxPerSlot,
     GPULayers,
     KVSplit,
     KVType,
@@ -45,6 +46,7 @@ def command(
     draft: NDraft = 0,
     checkpoints: Checkpoints = None,
     kv_split: KVSplit = False,
+    ctx_per_slot: CtxPerSlot = None,
     margin: Margin = "1GiB",
     measure: Measure = None,
     no_dry_run: NoDryRun = False,
@@ -72,17 +74,19 @@ def command(
     clip: Literal["watch", "enforce"] | None = typer.Option(
         None, "--clip", help="With --clip-bounds: count values beyond them now and then, or clamp every one (slow, changes answers)."
     ),
+    states: Path | None = typer.Option(
+        None, "--states", metavar="DIR", help="Keep texts of chats here, so that they are not read again after a restart. [default: not]"
+    ),
+    states_limit: str = typer.Option("4GiB", "--states-limit", metavar="SIZE", help="What --states may take; the oldest give way."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the plan and stop."),
     json: bool = typer.Option(False, "--json", help="With --dry-run: print the plan as JSON."),
 ) -> None:
-    """Plan how to load a model, load it, and serve /v1/chat/completions, /v1/models and /health until interrupted."""
-    import sys
-
+    """Plan how to load a model, load it, and serve /v1/chat/completions, /v1/completions, /v1/embeddings and more until interrupted."""
     from a3b_gguf.errors import UsageError
     from a3b_gguf.flows.clipping import clip_config
     from a3b_gguf.flows.plan_here import Means, choose_plan
-    from a3b_gguf.flows.serve import Door, Told, serve_plan
-    from a3b_gguf.report.console import say, say_json
+    from a3b_gguf.flows.serve import Door, Told, serve_plan, states_config
+    from a3b_gguf.report.console import flush, say, say_json
     from a3b_gguf.report.plan import as_json, show_plan
     from a3b_gguf.report.progress import counted
     from a3b_gguf.report.serve import show_choice, show_dry_run, show_loaded
@@ -101,7 +105,8 @@ def command(
         controls=control_text,
     )
     clipping = clip_config(model, clip_bounds, clip)
-    wishes = wishes_of(ctx, parallel, kv_type, n_gpu_layers, n_cpu_moe, margin, ubatch, draft, checkpoints, kv_split)
+    kept = None if dry_run else states_config(states, states_limit)
+    wishes = wishes_of(ctx, parallel, kv_type, n_gpu_layers, n_cpu_moe, margin, ubatch, draft, checkpoints, kv_split, ctx_per_slot)
     with counted("measuring", "placements", quiet=json or not measure) as tell:
         chosen = choose_plan(model, wishes, machine_of(vram, ram, gpu), Means(not no_dry_run, measure or 0), tell)
     plan = chosen.plan
@@ -120,11 +125,11 @@ def command(
         nonlocal url
         url = address
         say(f"loading {model}; {url}/health tells when it is ready")
-        sys.stdout.flush()
+        flush()
 
     def ready(facts: Facts) -> None:
         show_loaded(plan, facts)
         say(f"ready after {facts.load_seconds:.1f} s: {url}/v1 ({facts.n_seq_max} at a time, {facts.n_ctx:,} tokens)")
-        sys.stdout.flush()
+        flush()
 
-    serve_plan(plan, as_json(plan), Door(host, port, tuple(cors), queue, clipping), options, Told(listening, ready))
+    serve_plan(plan, as_json(plan), Door(host, port, tuple(cors), queue, clipping, kept), options, Told(listening, ready))

@@ -18,13 +18,15 @@ def command(
     json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Ask an endpoint 24 questions, three points each: the right decision, the right arguments, the protocol kept."""
-    from a3b_gguf.errors import AnswerIsNo
+    from a3b_gguf.errors import AnswerIsNo, UsageError
     from a3b_gguf.flows.toolbench import ask_endpoint, replay_outputs
     from a3b_gguf.report.console import say_json
     from a3b_gguf.report.progress import counted
     from a3b_gguf.report.toolbench import show_result
     from a3b_gguf.toolbench.endpoint import Endpoint
 
+    if replay and (questions != "general" or model):
+        raise UsageError("--replay scores stored outputs; --questions and --model are for an endpoint", "leave them out")
     if replay:
         result = replay_outputs(url)
     else:

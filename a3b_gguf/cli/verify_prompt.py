@@ -77,6 +77,7 @@ def command(
     paths = files or [STDIN]
     asked = Asked(form, tools, out, raw, tokens, jsonl or (not raw and all(path.suffix in LINES for path in paths)))
     _refuse_contradictions(asked, paths, model, fix, render or show_tokens, bool(ctx))
+    _refuse_unheard(form, fix, render, show_tokens, bool(reserve) and not ctx)
     if template:
         _lint(paths if files else [], model, form)
         return
@@ -115,6 +116,17 @@ def _refuse_contradictions(asked: Asked, paths: list[Path], model: Path | None, 
         (render and asked.lines, "--render and --show-tokens take one request, not a data set", "give one line of it"),
         (asked.out is not None and not fix, "-o has no meaning without --fix", "leave it out"),
         (asked.out is not None and len(paths) > 1, "-o takes one FILE", "run it for each"),
+    ):
+        if wrong:
+            raise UsageError(message, hint)
+
+
+def _refuse_unheard(form: str, fix: bool, render: bool, show_tokens: bool, reserve_alone: bool) -> None:
+    """Raises UsageError for a flag that would change nothing."""
+    for wrong, message, hint in (
+        (render and form != "text", f"--render prints the prompt and nothing else, not {form}", "for JSON: --show-tokens --json"),
+        ((fix or show_tokens) and form == "sarif", "--format sarif is for findings, not with --fix or --show-tokens", "take --json"),
+        (reserve_alone, "--reserve needs --ctx: it is what the answer takes of it", "give --ctx too"),
     ):
         if wrong:
             raise UsageError(message, hint)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from a3b_gguf.errors import AnswerIsNo, UsageError
-from a3b_gguf.flows.measure_sensitivity import sensitivities, weighting
+from a3b_gguf.flows.allocation_limits import Protection, limited, protections, told
+from a3b_gguf.flows.measure_sensitivity import WISHES, sensitivities, weighting
+from a3b_gguf.flows.protection import limits_for, protected
 from a3b_gguf.flows.quantize_options import Options, check_flags
 from a3b_gguf.flows.quantize_plan import Prepared, Source, default_output, open_source, prepare_with
 from a3b_gguf.gguf_file import DEFAULT_ALIGNMENT
-from a3b_gguf.tensors import TYPES
+from a3b_gguf.tensors import TYPES, GGMLType
 from a3b_gguf.units import human_bytes
 from a3b_quantize.allocate import CANDIDATES, Chosen, Unit, allowed, choose, grouped, largest, smallest, unit
 from a3b_quantize.assign import Assignment
@@ -21,6 +23,7 @@ from a3b_quantize.decide import match
 from a3b_quantize.overrides import override_rules
 from a3b_quantize.policy import Policy, choose_policy, recipe_policy
 from a3b_quantize.policy_file import Recipe, write_policy
+from a3b_quantize.protect import Limit
 from a3b_quantize.recipe import names
 from a3b_quantize.rule import Rule
 from a3b_quantize.sampling_errors import relative_errors, take_sample
@@ -36,7 +39,8 @@ Tell = Callable[[int, int], None]
 class Target:
     """How large the result may be: n_bytes of all files, or bits_per_weight of all tensors; the other is None.
 
-    sensitivity: auto, measure or table. candidates: types to choose from; data: texts to measure sensitivity on, as for calibration.
+    sensitivity: auto, measure, estimate or table. candidates: types to choose from; data: texts to measure sensitivity on, as for
+    calibration.
     """
 
     n_bytes: int | None = None
@@ -50,7 +54,8 @@ class Target:
 class Allocation:
     """What was chosen. loss: predicted mean KL divergence in nats, good for comparing when `measured` is false; base_loss: of `base`.
 
-    policy: where the choice stands as TOML, None in a dry run. smallest, largest: bytes that can be asked for.
+    policy: where the choice stands as TOML, None in a dry run. smallest, largest: bytes that can be asked for. protected: what the ranges
+    of --calibration limit, and what that costs; free_loss: predicted for the same target without these limits.
     """
 
     n_bytes: int
@@ -64,6 +69,8 @@ class Allocation:
     how: str
     policy: Path | None
     notes: tuple[str, ...]
+    protected: tuple[Protection, ...] = ()
+    free_loss: float | None = None
 
 
 def check_target(target: Target) -> None:
@@ -72,8 +79,8 @@ def check_target(target: Target) -> None:
         raise UsageError("--target-size and --target-bpw exclude each other", "give one of them")
     if target.bits_per_weight is not None and not 0.5 < target.bits_per_weight < 64:
         raise UsageError(f"--target-bpw: {target.bits_per_weight} bits a weight cannot be", "write it like 4.3")
-    if target.sensitivity not in ("auto", "measure", "table"):
-        raise UsageError(f"--sensitivity: there is no {target.sensitivity!r}", "known: auto, measure, table")
+    if target.sensitivity not in WISHES:
+        raise UsageError(f"--sensitivity: there is no {target.sensitivity!r}", f"known: {', '.join(WISHES)}")
     unknown = [name for name in target.candidates if name not in TYPES or TYPES[name].is_float]
     if unknown:
         raise UsageError(f"--candidates: {unknown[0]!r} is no type to choose", f"the default: {','.join(CANDIDATES)}")
@@ -83,7 +90,8 @@ def check_target(target: Target) -> None:
 class Weighed:
     """A source, and what each tensor that may change its type loses with each candidate: `losses` by tensor and type.
 
-    groups: tensors that share a type; pinned: tensors whose type a flag names; standard: what the recipe `base` gives.
+    groups: tensors that share a type; pinned: tensors whose type a flag names; standard: what the recipe `base` gives, protected by the
+    ranges of --calibration; limits: what these ask of an allocation; changed: types that they change outside the groups.
     """
 
     source: Source
@@ -94,18 +102,24 @@ class Weighed:
     groups: tuple[tuple[Assignment, ...], ...]
     losses: Mapping[str, Mapping[str, float]]
     found: Sensitivities
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    changed: Mapping[str, GGMLType] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def prepare_allocated(
-    path: Path, output: Path | None, options: Options, target: Target, write: bool, shown: Callable[[str], Tell] | None = None
+    source: Path, output: Path | None, options: Options, target: Target, write: bool, shown: Callable[[str], Tell] | None = None
 ) -> tuple[Prepared, Allocation]:
     """Opens the source, weighs every type for every tensor, chooses, and prepares the writing. write: also write the policy's file.
 
     Raises AnswerIsNo when the smallest choice is larger than the target, and says how large it is.
     """
     check_target(target)
-    weighed = weigh(path, options, target, shown)
-    return fit_target(weighed, output or default_output(path, replace(weighed.base, name=_name(target))), target, write)
+    for path in filter(None, (output, options.report)):  # before the long work
+        if not path.parent.is_dir():
+            raise UsageError(f"{path.parent} is not a folder", "the folder of the output must exist")
+    weighed = weigh(source, options, target, shown)
+    return fit_target(weighed, output or default_output(source, replace(weighed.base, name=_name(target))), target, write)
 
 
 def weigh(path: Path, options: Options, target: Target, shown: Callable[[str], Tell] | None = None) -> Weighed:
@@ -115,23 +129,27 @@ def weigh(path: Path, options: Options, target: Target, shown: Callable[[str], T
     check_flags(options)
     source = open_source(path, options, base)
     tell = shown or (lambda what: lambda done, total: None)
-    standard = base.assign(source.model, source.weights is not None).assignments
+    assigned = base.assign(source.model, source.weights is not None)
+    limits, notes = limits_for(assigned, source.model, options)
+    standard = protected(assigned, source.model, options).assignments
     pinned = _pinned(base, source)
     groups = grouped(standard, pinned)
     if not groups:
         raise UsageError(f"{base.name} quantizes no tensor of {path}", "choose another --type")
     found = sensitivities(source, groups, options, target.sensitivity, target.data, tell("measure sensitivity"))
     known = tuple(group for group in groups if all(found.of(each.name) is not None for each in group))  # others keep the recipe's type
-    losses = _losses(source, known, found, options, target, tell("weigh types"))
-    return Weighed(source, options, base, standard, pinned, known, losses, found)
+    changed = _changed(assigned.assignments, standard, known)
+    weighed = Weighed(source, options, base, standard, pinned, known, {}, found, limits, changed, notes)
+    return replace(weighed, losses=_losses(weighed, target, tell("weigh types")))
 
 
 def fit_target(weighed: Weighed, output: Path, target: Target, write: bool) -> tuple[Prepared, Allocation]:
     """The choice of least loss for one target. Raises AnswerIsNo when the smallest choice is larger."""
-    units = [_unit(weighed, group, target) for group in weighed.groups]
-    as_base = prepare_with(weighed.source, weighed.base, output, weighed.options)
+    units = [_unit(weighed, group, target, weighed.limits) for group in weighed.groups]
+    free = [_unit(weighed, group, target, {}) for group in weighed.groups]
+    as_base = prepare_with(weighed.source, weighed.base, output, weighed.options, protect=True)
     rest = _rest(as_base, {each.name for group in weighed.groups for each in group}, target)
-    sized = _Sized(weighed, output, rest, target)
+    sized = _Sized(weighed, output, rest, target, protections(units, free, weighed.limits))
     chosen, prepared = sized.fit(units)
     allocation = Allocation(
         n_bytes=_total(prepared),
@@ -144,7 +162,9 @@ def fit_target(weighed: Weighed, output: Path, target: Target, write: bool) -> t
         measured=weighed.found.measured,
         how=weighed.found.how,
         policy=output.with_name(output.name.removesuffix(".gguf") + SUFFIX) if write else None,
-        notes=_notes(sized, units),
+        notes=(*weighed.notes, *_notes(sized, units)),
+        protected=sized.protected,
+        free_loss=choose(free, chosen.n_bytes).loss if sized.protected else None,
     )
     if allocation.policy is not None:
         write_policy(allocation.policy, sized.recipe(chosen, whole=True))
@@ -169,10 +189,15 @@ def _pinned(base: Policy, source: Source) -> frozenset[str]:
     return frozenset(name for name, rule in decided.items() if rule.where.startswith("--"))
 
 
-def _losses(
-    source: Source, groups: Sequence[Sequence[Assignment]], found: Sensitivities, options: Options, target: Target, tell: Tell
-) -> Mapping[str, Mapping[str, float]]:
-    """By tensor and type, the recipe's own type among them. Raises UsageError when no candidate fits a tensor's rows."""
+def _changed(before: Sequence[Assignment], after: Sequence[Assignment], groups: Sequence[Sequence[Assignment]]) -> dict[str, GGMLType]:
+    """Types that the ranges changed of tensors that are in no group."""
+    inside = {each.name for group in groups for each in group}
+    return {new.name: new.type for old, new in zip(before, after, strict=True) if new.type != old.type and new.name not in inside}
+
+
+def _losses(weighed: Weighed, target: Target, tell: Tell) -> Mapping[str, Mapping[str, float]]:
+    """By tensor and type, the recipe's own type among them. Raises UsageError when no candidate fits a tensor's rows, or none is safe."""
+    source, groups = weighed.source, weighed.groups
     tensors = {tensor.name: tensor for tensor in source.model.tensors}
     losses = {}
     for number, group in enumerate(groups):
@@ -180,9 +205,9 @@ def _losses(
         if not kinds:
             raise UsageError(f"--candidates: no type fits the rows of {group[0].name}", "add q8_0 or iq4_nl")
         for each in group:
-            wanted = [*kinds, *(() if each.type in kinds else (each.type,))]
-            errors = relative_errors(take_sample(tensors[each.name], *weighting(source, each.name)), wanted, options.encoding)
-            losses[each.name] = {name: (found.of(each.name) or 0.0) * error for name, error in errors.items()}
+            wanted = list(dict.fromkeys((*kinds, *limited(group, kinds, weighed.limits), each.type)))
+            errors = relative_errors(take_sample(tensors[each.name], *weighting(source, each.name)), wanted, weighed.options.encoding)
+            losses[each.name] = {name: (weighed.found.of(each.name) or 0.0) * error for name, error in errors.items()}
         tell(number + 1, len(groups))
     return losses
 
@@ -192,8 +217,8 @@ def _weighted(source: Source, group: Sequence[Assignment]) -> bool:
     return all(each.name in source.importance for each in group)
 
 
-def _unit(weighed: Weighed, group: Sequence[Assignment], target: Target) -> Unit:
-    kinds = allowed(group, target.candidates, _weighted(weighed.source, group))
+def _unit(weighed: Weighed, group: Sequence[Assignment], target: Target, limits: Mapping[str, Limit]) -> Unit:
+    kinds = limited(group, allowed(group, target.candidates, _weighted(weighed.source, group)), limits)
     options = {kind.name: sum(weighed.losses[each.name][kind.name] for each in group) for kind in kinds}
     return unit(group, options, int if target.n_bytes is None else _padded)
 
@@ -206,6 +231,7 @@ class _Sized:
     output: Path
     rest: int
     target: Target
+    protected: tuple[Protection, ...] = ()
 
     @property
     def n_weights(self) -> int:
@@ -247,14 +273,18 @@ class _Sized:
         else:
             would = f"--target-bpw {np.ceil(8e4 * least / self.n_weights) / 1e4:.4f} would work"
         types = ",".join(self.target.candidates)
-        return AnswerIsNo(
-            f"{self.asked} are too few: with the types {types} the smallest is {least:,} bytes", f"{would}; or add a type with --candidates"
-        )
+        why, hint = "", f"{would}; or add a type with --candidates"
+        extra = sum(each.n_bytes for each in self.protected)
+        if extra:
+            why = f"; {extra:,} of them because measured ranges protect tensors: {told(self.protected)}"
+            hint += f"; or take --imatrix instead of --calibration, which protects nothing, for {least - extra:,} bytes at least"
+        return AnswerIsNo(f"{self.asked} are too few: with the types {types} the smallest is {least:,} bytes{why}", hint)
 
     def recipe(self, chosen: Chosen, whole: bool = False) -> Recipe:
         """The choice as a policy; with `whole` the tensors in it whose type a flag named, which otherwise come from the flags."""
         standard, pinned = self.weighed.standard, self.weighed.pinned
         named = {each.name: each.type for each in standard if each.name in pinned and each.type != each.source} if whole else {}
+        named |= self.weighed.changed
         roles = {each.name: each.role for each in standard}
         by_type: dict[tuple[str, str], list[str]] = {}
         for name, kind in {**chosen.types, **named}.items():

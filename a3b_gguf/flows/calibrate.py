@@ -56,7 +56,7 @@ class Options:
     winsorize: bool = False
     enough: int = 256
     threads: int | None = None
-    save_seconds: float = 60.0
+    save_seconds: float = 15.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from a3b_gguf.gguf_file import GGUFFile
 from a3b_gguf.gguf_model import open_gguf_model
 from a3b_gguf.gguf_write import Progress, write_gguf
 from a3b_gguf.metadata import Metadata, array, string, u32
+from a3b_gguf.part import written
 from a3b_gguf.split import read_parts
 from a3b_gguf.tensors import TensorJob, TensorSource, n_rows
 from a3b_gguf.units import human_bytes
@@ -38,8 +39,8 @@ NUMBERS = (
 
 def refuse_embed(model: Path, output: Path) -> None:
     """Raises UsageError for an `output` that cannot be written, before an hour of work instead of after it."""
-    if output.is_dir() or not output.parent.is_dir():
-        raise UsageError(f"--embed: {output} is a folder, or its folder does not exist", "name a .gguf file")
+    if not written(output, "--embed:").parent.is_dir():
+        raise UsageError(f"--embed: the folder of {output} does not exist", "name a .gguf file in one that does")
     parts = read_parts(model)
     if len(parts) > 1 and output.exists() and any(output.samefile(part.path) for part in parts):
         raise UsageError(f"--embed: {output} is a part of the model", "name another file: it will hold the whole model")

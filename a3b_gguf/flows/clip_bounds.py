@@ -38,6 +38,8 @@ class BoundsSummary:
 def is_bounds(path: Path) -> bool:
     """Whether the file says that it is a clip_bounds.bin. False when it cannot be read."""
     try:
+        if not path.is_file():  # opening a pipe would wait for whoever writes it
+            return False
         with path.open("rb") as data:
             return data.read(len(MAGIC)) == MAGIC
     except OSError:

@@ -118,6 +118,8 @@ def evaluate_file(path: Path, options: EvalOptions, shown: Shown) -> Evaluation:
     MachineLacks when memory or disk are short.
     """
     parts = read_parts(path)
+    if options.cache is not None and options.cache.exists() and not options.cache.is_dir():
+        raise UsageError(f"--cache: {options.cache} is a file, not a folder", "name a folder; it is made when it does not exist")
     run = _Run(path, sum(part.file_size for part in parts), read_text(options, parts[0]), options)
     kv_k, kv_v = kv_types(options.kv_type)
     if options.base is not None:

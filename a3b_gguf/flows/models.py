@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from a3b_gguf.errors import BadInput
 from a3b_gguf.gguf_model import open_gguf_model
 from a3b_gguf.tensors import Model
 
@@ -15,6 +14,8 @@ def open_model(source: Path) -> Model:
         from a3b_convert import open_checkpoint
 
         return open_checkpoint(source)
-    if source.is_file():
+    if source.exists():
         return open_gguf_model(source)
-    raise BadInput(f"{source} does not exist", "give a folder with config.json and safetensors, or a .gguf file")
+    from a3b_gguf.catalog import absent  # models.toml is read only when there is no such file
+
+    raise absent(source, "give a folder with config.json and safetensors, or a .gguf file")

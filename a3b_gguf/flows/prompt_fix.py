@@ -26,6 +26,7 @@ from a3b_gguf.flows.prompt_check import (
     refuses,
 )
 from a3b_gguf.flows.prompts import Speaker
+from a3b_gguf.part import disk_error, written
 from a3b_gguf.prompt import Change, Fixed, fix_request, refused, verify_body
 from a3b_gguf.prompt.fix_raw import fix_raw
 
@@ -128,7 +129,15 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    handle = tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False)
+    if path.is_char_device() or path.is_fifo():  # /dev/stdout, >(a program): nothing there could be replaced
+        with path.open("wb") as out:
+            yield out
+        return
+    path = written(path)
+    try:
+        handle = tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False)
+    except OSError as error:
+        raise disk_error(path, error) from error
     try:
         with handle as stream:
             yield stream  # type: ignore[misc]

@@ -15,6 +15,7 @@ from a3b_gguf.flows.protection import protected
 from a3b_gguf.flows.quantize_options import Options, check_flags
 from a3b_gguf.gguf_write import OutputFile, lay_out, refuse_same_file
 from a3b_gguf.metadata import Metadata
+from a3b_gguf.part import written
 from a3b_gguf.split import SHARD, read_parts
 from a3b_gguf.tensors import Model
 from a3b_quantize.assign import Assignment, refuse_unweighted
@@ -147,14 +148,13 @@ def _check_group_sizes(assignments: Sequence[Assignment], options: Options) -> N
 
 def _check_outputs(outputs: Sequence[Path], inputs: Sequence[Path], options: Options) -> None:
     for output in outputs:
-        if output.is_dir():
-            raise UsageError(f"the output {output} is a folder", "name a file with -o")
+        written(output)
         if output.name == FILE_NAME:
             raise UsageError(f"the output cannot be called {FILE_NAME}: the activation ranges get that name", "choose another name with -o")
     if options.report is None:
         refuse_same_file(outputs, inputs)
         return
-    if options.report.is_dir() or not options.report.parent.is_dir():
+    if not written(options.report, "--report:").parent.is_dir():
         raise UsageError(f"--report: {options.report} is not a file in a folder that exists", "name a file")
     if options.report.resolve() in [output.resolve() for output in outputs]:
         raise UsageError(f"--report: {options.report} is the output", "choose another name")

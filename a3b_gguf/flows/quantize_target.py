@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 
 from a3b_gguf.flows.allocate import Target, Tell, prepare_allocated
 from a3b_gguf.flows.bounds import Measured, measure_bounds
@@ -13,6 +14,8 @@ from a3b_gguf.flows.quantize import Quantized, planned, run
 from a3b_gguf.flows.quantize_options import Options
 from a3b_gguf.gguf_write import Progress
 from a3b_quantize.kernels import make_ready
+
+LONG_SECONDS = 60.0  # of a step, beyond which its end is told early
 
 
 def quantize_to_target(
@@ -50,17 +53,29 @@ def ready(options: Options, target: Target, say: Callable[[str], None] | None) -
 
 
 def _steps(say: Callable[[str], None] | None) -> Callable[[str], Tell]:
-    """Tells of each step every tenth of the way."""
+    """Tells of each step every tenth of the way, and after its first tensor when it will take long."""
 
     def begin(what: str) -> Tell:
-        told = [0]
+        told: list[int] = []
+        first: list[tuple[int, float]] = []  # done and when: the clock runs from there, since the first step also loads what all need
 
         def tell(done: int, total: int) -> None:
-            tenth = 10 * done // total
-            if say is not None and tenth > told[0]:
+            now, tenth = monotonic(), 10 * done // total
+            if not first:
+                first.append((done, now))
+                told.append(tenth)
+                return
+            left = (now - first[0][1]) / (done - first[0][0]) * (total - done)
+            if say is not None and (tenth > told[0] or (done == first[0][0] + 1 and left > LONG_SECONDS)):
                 told[0] = tenth
-                say(f"{what}: {10 * tenth} %, {done} of {total} tensors")
+                say(f"{what}: {100 * done // total} %, {done} of {total} tensors, {_duration(left)} left")
 
         return tell
 
     return begin
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -7,8 +7,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from a3b_gguf.errors import UsageError
 from a3b_gguf.flows.plan_here import refuse_absent_gpus
 from a3b_gguf.flows.prompts import chat_template_of, profile_of
 from a3b_gguf.gguf_file import GGUFFile, read_gguf
@@ -16,20 +18,24 @@ from a3b_gguf.llama.buffers import Buffer
 from a3b_gguf.llama.grammar import check_grammar
 from a3b_gguf.llama.load import load_model
 from a3b_gguf.llama.log import LlamaLog
+from a3b_gguf.llama.pooling import pooling_of
 from a3b_gguf.llama.vocab import Vocab
 from a3b_gguf.planner.check import compare
 from a3b_gguf.planner.plan import Plan
 from a3b_gguf.prompt import control_tokens
+from a3b_gguf.template import Template, open_template, published_text
+from a3b_gguf.units import parse_bytes
 from a3b_server.app import create_app
 from a3b_server.clip import ClipConfig
-from a3b_server.messages import EngineConfig, Facts
+from a3b_server.messages import EngineConfig, Facts, StatesConfig
 from a3b_server.metrics import Metrics
 from a3b_server.process import run_engine
 from a3b_server.sampling import Sampling
 from a3b_server.serve import listen, serve
 from a3b_server.service import Options, Service
-from a3b_server.supervisor import N_WAITING, Supervisor
+from a3b_server.supervisor import GRACE_SECONDS, N_WAITING, Supervisor
 
+SAVING_SECONDS = 60.0  # for gigabytes of texts on their way to a disk
 SHARD_SUFFIX = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -44,13 +50,14 @@ class Told:
 @dataclass(frozen=True, slots=True)
 class Door:
     """Where and how the server listens. origins: web pages of which addresses may ask (CORS), none by default; n_waiting: requests that may
-    wait for a slot before others are turned away."""
+    wait for a slot before others are turned away; states: where texts are kept when the server ends."""
 
     host: str = "127.0.0.1"
     port: int = 8080
     origins: tuple[str, ...] = ()
     n_waiting: int = N_WAITING
     clip: ClipConfig | None = None
+    states: StatesConfig | None = None
 
 
 def serve_plan(plan: Plan, plan_json: Mapping[str, Any], door: Door, options: Options, told: Told) -> None:
@@ -65,9 +72,12 @@ def serve_plan(plan: Plan, plan_json: Mapping[str, Any], door: Door, options: Op
         os.environ.setdefault(name, value)
     with listen(door.host, door.port) as socket, LlamaLog(limit=1000):
         file = read_gguf(path)
-        template = chat_template_of(file)
+        pools = pooling_of(file) is not None
+        template = _template(file, pools)
         with load_model(path, plan.load, vocab_only=True) as model:
-            supervisor = Supervisor(run_engine, EngineConfig(path, plan.load, door.clip), door.n_waiting, make=metrics.generation)
+            config = EngineConfig(path, plan.load, door.clip, pools, door.states)
+            grace = SAVING_SECONDS if door.states else GRACE_SECONDS
+            supervisor = Supervisor(run_engine, config, door.n_waiting, make=metrics.generation, grace=grace)
             vocab, profile = Vocab(model), profile_of(file, template)
             service = Service(
                 engine=supervisor,
@@ -82,9 +92,31 @@ def serve_plan(plan: Plan, plan_json: Mapping[str, Any], door: Door, options: Op
                 grammar_fault=partial(check_grammar, vocab),
                 metrics=metrics,
                 plan=plan_json,
+                pools=pools,
             )
             told.listening(address(door.host, socket.getsockname()[1]))
             serve(create_app(service, supervisor, door.origins), supervisor, socket, told.ready)
+
+
+def states_config(folder: Path | None, limit: str) -> StatesConfig | None:
+    """The flags --states and --states-limit; the folder is made. Raises UsageError."""
+    if folder is None:
+        return None
+    n_bytes = parse_bytes(limit, "--states-limit")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--states: {folder}: {error.strerror}", "give a folder that can be written") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"--states: {folder} cannot be written", "give a folder that can be written")
+    return StatesConfig(folder, n_bytes)
+
+
+def _template(file: GGUFFile, pools: bool) -> Template:
+    """The file's chat template. A model that pools needs none: nothing is rendered for it, and a shipped one stands in."""
+    if pools and not file.get("tokenizer.chat_template"):
+        return open_template(published_text("qwen3.6"))
+    return chat_template_of(file)
 
 
 def planned(plan: Plan) -> Iterator[tuple[str, str, int]]:

@@ -156,11 +156,13 @@ def load_model(path: Path, params: LoadParams, vocab_only: bool = False, dry: bo
     return model
 
 
-def open_context(model: LoadedModel, params: LoadParams, eval_callback: EvalCallback | Gate | None = None, mtp: bool = False) -> Context:
+def open_context(
+    model: LoadedModel, params: LoadParams, eval_callback: EvalCallback | Gate | None = None, mtp: bool = False, pools: bool = False
+) -> Context:
     """A context on `model`. eval_callback sees every graph node; asking for a node makes the computation stop after it.
 
     A Gate lets it see only some calls. mtp: a context of the model's MTP block, which must have been loaded; it has a cache of its own
-    and no recurrent state.
+    and no recurrent state. pools: it gives one vector for a text, in the way that the file names, and no logits.
     A hybrid's context keeps params.n_draft states of each sequence beside the newest, so that drafts can be taken back.
     Raises UsageError for parameters that would abort the process, MachineLacks when memory is short.
     """
@@ -171,6 +173,7 @@ def open_context(model: LoadedModel, params: LoadParams, eval_callback: EvalCall
     asked.n_outputs_max = params.n_seq_max if mtp else params.n_outputs_max
     asked.n_outputs_max_per_seq = max(1, asked.n_outputs_max // params.n_seq_max)
     asked.ctx_type = CONTEXT_TYPE_MTP if mtp else 0
+    asked.embeddings = pools
     asked.n_rs_seq = params.n_draft if model.is_hybrid and not mtp else 0
     asked.n_threads, asked.n_threads_batch = params.n_threads, params.n_threads_batch
     asked.type_k, asked.type_v = TYPES[params.kv_type_k].number, TYPES[params.kv_type_v].number

@@ -22,8 +22,9 @@ class Vocab:
         self.bos, self.eos = int(C.llama_vocab_bos(self.pointer)), int(C.llama_vocab_eos(self.pointer))  # -1: the model has none
         self.add_bos = bool(C.llama_vocab_get_add_bos(self.pointer))
 
-    def tokenize(self, text: str, parse_special: bool) -> list[int]:
-        """Tokens of `text`, without BOS or EOS. parse_special: control tokens in the text become themselves, else their letters.
+    def tokenize(self, text: str, parse_special: bool, add_special: bool = False) -> list[int]:
+        """Tokens of `text`. parse_special: control tokens in the text become themselves, else their letters. add_special: with those that
+        the model wants around a text, BOS, EOS or [CLS] and [SEP].
 
         Tokens of the user-defined kind (`<think>`, `<tool_call>` in some files) are recognised either way: llama-vocab.cpp,
         tokenizer_st_partition. Raises BadInput for text that is not Unicode (a lone surrogate).
@@ -35,7 +36,7 @@ class Vocab:
         room = len(raw) + 8  # a token is at least one byte, but for a few added by normalizers
         while True:
             found = (C.llama_token * room)()
-            count = C.llama_tokenize(self.pointer, raw, len(raw), found, room, False, parse_special)
+            count = C.llama_tokenize(self.pointer, raw, len(raw), found, room, add_special, parse_special)
             if count >= 0:
                 return list(found[:count])
             room = -count

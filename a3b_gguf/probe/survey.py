@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from a3b_gguf import __version__
 from a3b_gguf.machine import Device, Machine
 from a3b_gguf.units import GIB, human_bytes
 
@@ -35,7 +36,7 @@ def survey(machine: Machine) -> Survey:
         machine,
         (
             Line("system", f"{platform.system()} {platform.release()}, {platform.machine()}", ""),
-            Line("a3b", f"{version('a3b')} on Python {platform.python_version()}, llama-cpp-python {version('llama-cpp-python')}"),
+            Line("a3b", f"{__version__} on Python {platform.python_version()}, llama-cpp-python {version('llama-cpp-python')}"),
             Line("cores", f"{machine.n_cores} physical", "as many threads decode"),
             Line("RAM", f"{human_bytes(machine.ram_total)}, {human_bytes(machine.ram_available)} available"),
             _bandwidth(machine.ram_bandwidth),

@@ -5,29 +5,77 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from a3b_gguf.errors import A3BError
+from a3b_gguf.errors import A3BError, MachineLacks
 
 PIPE_WIDTH = 160  # columns of a table when nobody says how wide the screen is
 
 
+def prepare() -> None:
+    """Makes standard streams that can take whatever is written to them.
+
+    A stream that was closed becomes /dev/null, or the next file that is opened would get its number and what llama.cpp prints. What
+    the terminal's encoding lacks is written as an escape: a path may hold bytes that are no text at all.
+    """
+    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            flags, mode = (os.O_RDONLY, "r") if number == 0 else (os.O_WRONLY, "w")
+            os.dup2(os.open(os.devnull, flags), number)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+@contextmanager
+def _to_stdout() -> Iterator[None]:
+    """A reader who has seen enough, as `head`, is no failure: the rest goes nowhere. A disk that is full is one."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        with suppress(OSError):  # what is still held would fail once more at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise MachineLacks(f"standard output: {error.strerror}", "free some space, or write elsewhere") from error
+
+
+def write(text: str) -> None:
+    """`text` as it is to standard output. Raises MachineLacks when that cannot be written."""
+    with _to_stdout():
+        sys.stdout.write(text)
+
+
+def flush() -> None:
+    """Sends off what was written so far. Raises as `write`."""
+    with _to_stdout():
+        sys.stdout.flush()
+
+
 def say(text: str = "") -> None:
     """One line, or several, to standard output."""
-    sys.stdout.write(text + "\n")
+    write(text + "\n")
 
 
 def note(text: str) -> None:
-    """One line to standard error: what a person should know and a pipe should not carry."""
-    sys.stderr.write(text + "\n")
+    """One line to standard error: what a person should know and a pipe should not carry. Where nobody can read it, it is lost."""
+    with suppress(OSError):
+        sys.stderr.write(text + "\n")
+
+
+def _has_unicode() -> bool:
+    return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
 
 
 def say_json(value: Any) -> None:
     """`value` as JSON: dataclasses become objects, paths and unknown things their text."""
-    say(json.dumps(plain(value), ensure_ascii=False, indent=1))
+    say(json.dumps(plain(value), ensure_ascii=not _has_unicode(), indent=1))
 
 
 def fail(error: A3BError) -> None:
@@ -62,5 +110,6 @@ def say_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]],
     width = None if sys.stdout.isatty() else PIPE_WIDTH
     drawn = io.StringIO()
     Console(file=drawn, highlight=False, markup=False, color_system=None, width=width).print(table)
-    lines = drawn.getvalue().splitlines()
+    text = drawn.getvalue() if _has_unicode() else drawn.getvalue().replace("─", "-")
+    lines = text.splitlines()
     say("\n".join([title, *(line.rstrip() for line in lines), ""]))

@@ -48,6 +48,10 @@ def show_allocation(found: Allocation) -> None:
     )
     if found.policy:
         say(f"wrote {found.policy}: the types, for reading, editing and --policy")
+    for each in found.protected:
+        say(f"protected by measured ranges: {each}: {each.why}")
+    if found.free_loss is not None:
+        say(f"without that protection the same bytes would be predicted to lose {found.free_loss:.6f}")
     for text in found.notes:
         note(f"note: {text}")
 

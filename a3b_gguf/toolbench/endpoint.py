@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -45,13 +46,16 @@ class Endpoint:
 
     def check(self) -> Endpoint:
         """This endpoint with its model's name. Raises UsageError for what is no URL, MachineLacks when nobody answers."""
-        if urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).netloc:
+        if not _is_address(self.url):
             raise UsageError(f"{self.url!r} is not the address of an endpoint", "give one like http://127.0.0.1:8080/v1, or --replay")
+        if not (self.key.isascii() and self.key.isprintable()):
+            raise UsageError("--api-key: a key is printable ASCII, this one is not", "look for a line's end or a quote in it")
         try:
             listed = self._ask("/models", None)
         except (Refused, NoAnswer) as error:
             raise MachineLacks(f"{self.base}/models does not answer: {error}", "start the server first, and check the key") from error
-        names = [each.get("id") for each in listed.get("data", []) if isinstance(each, dict)]
+        data = listed.get("data")
+        names = [each.get("id") for each in data if isinstance(each, dict)] if isinstance(data, list) else []
         if self.model and self.model not in names:
             raise UsageError(f"--model: {self.base} has no {self.model!r}", f"it lists: {', '.join(map(str, names)) or 'nothing'}")
         if not self.model and not names:
@@ -86,11 +90,19 @@ class Endpoint:
                 told = json.load(response)
         except urllib.error.HTTPError as error:
             raise _failure(error) from error
-        except (OSError, ValueError) as error:
-            raise NoAnswer(str(getattr(error, "reason", error))) from error
+        except (OSError, ValueError, HTTPException, RecursionError) as error:
+            raise NoAnswer(str(getattr(error, "reason", error)) or type(error).__name__) from error
         if not isinstance(told, dict):
             raise NoAnswer("the answer is not a JSON object")
         return told
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not any(c.isspace() for c in url)
+    except ValueError:  # a bracket that is not closed, a port that is no number or too large
+        return False
 
 
 def _failure(error: urllib.error.HTTPError) -> Refused | NoAnswer:

@@ -19,6 +19,7 @@ from a3b_gguf.errors import BadInput, UsageError
 from a3b_gguf.fingerprint import fingerprint
 from a3b_gguf.gguf_write import FileLine, OutputFile, Progress, file_lines, lay_out, refuse_same_file, write_files
 from a3b_gguf.metadata import u32
+from a3b_gguf.part import written
 from a3b_gguf.tensors import TYPES, GGMLType, TensorJob, n_rows
 
 READ_SUFFIXES = (".safetensors", ".json", ".jinja", ".md")
@@ -116,8 +117,7 @@ def _read_files(folder: Path) -> list[Path]:
 def _check_outputs(folder: Path, outputs: Sequence[Path], chat_template: Path | None) -> None:
     """Refuses to write over what is read; a GGUF in the checkpoint's folder is no input."""
     for output in outputs:
-        if output.is_dir():
-            raise UsageError(f"the output {output} is a folder", "give a file name with -o")
+        written(output)
     if folder.is_dir():
         refuse_same_file(outputs, _read_files(folder))
     if chat_template is not None:

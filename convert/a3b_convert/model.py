@@ -21,6 +21,7 @@ from a3b_convert.prequantized import refuse_adapter, scheme_of
 from a3b_convert.scaled import with_scales
 from a3b_convert.template_lint import lint_template
 from a3b_convert.tokenizer import tokenizer_metadata
+from a3b_gguf.catalog import absent
 from a3b_gguf.errors import BadInput
 from a3b_gguf.metadata import Metadata, u32
 from a3b_gguf.tensors import TYPES, Model
@@ -48,7 +49,7 @@ def read_model(
     float_type: what the tensors will become; products of FP8 weights and scales are read as bf16 for "auto" and "bf16", else as f32.
     """
     if not folder.exists():
-        raise BadInput(f"{folder} does not exist", "give a checkpoint folder with config.json and safetensors")
+        raise absent(folder, "give a checkpoint folder with config.json and safetensors")
     if not folder.is_dir():
         raise BadInput(f"{folder} is a file", "give the checkpoint's folder, with config.json and safetensors")
     refuse_adapter(folder)

@@ -39,7 +39,7 @@ class Settings:
     winsorize: bool = False
     mtp: bool = False
     enough: int = 0
-    save_seconds: float = 60.0
+    save_seconds: float = 15.0
 
 
 @dataclass(frozen=True, slots=True)

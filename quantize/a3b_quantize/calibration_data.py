@@ -84,7 +84,7 @@ def chunks(sources: Sequence[Source], tokenize: Tokenize, n_ctx: int, bos: int |
         cut = _cut([token for text in source.documents for token in tokenize(text)], n_ctx, bos)
         dealt += [((i + 0.5) / len(cut), number, chunk) for i, chunk in enumerate(cut)]
     if not dealt:
-        raise BadInput(f"the text has fewer than {FEWEST_TOKENS} tokens", "give more text with --data")
+        raise BadInput(f"the text has fewer than {FEWEST_TOKENS} tokens", "give more text")
     names = tuple(dict.fromkeys(BUILTIN_NAME if each.name.startswith(f"{BUILTIN}/") else each.name for each in sources))
     digest = hashlib.sha256(b"".join(source.data for source in sources)).hexdigest()
     return Chunks(tuple(chunk for _, _, chunk in sorted(dealt, key=lambda each: each[:2])), " + ".join(names), digest, _refusals(sources))

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from a3b_gguf.clip_bounds import ALL_EXPERTS, SITES, Header, header_of, nested_header
+from a3b_gguf.clip_bounds import ALL_EXPERTS, SHARED_DOWN_IN, SITES, Header, header_of, nested_header
 from a3b_gguf.errors import BadInput
 from a3b_gguf.part import part_file
 from a3b_quantize.histogram import N_BINS, Histogram
 from a3b_quantize.sites import Ranges
 
 FILE_NAME = "histograms.npz"
+NUMBERED = (*SITES, SHARED_DOWN_IN)  # the number of a site in this file
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -50,11 +51,11 @@ def read_histograms(path: Path) -> tuple[Header, dict[tuple[int, str], Histogram
 def pack(ranges: Ranges) -> dict[str, NDArray[Any]]:
     """The arrays of the file, without the header."""
     keys, rows = [], []
-    for layer, site in sorted(ranges, key=lambda key: (key[0], SITES.index(key[1]))):
+    for layer, site in sorted(ranges, key=lambda key: (key[0], NUMBERED.index(key[1]))):
         seen = ranges[layer, site]
         several = len(seen.counts) > 1
         for owner in range(len(seen.counts)):
-            keys.append((layer, SITES.index(site), owner if several else ALL_EXPERTS))
+            keys.append((layer, NUMBERED.index(site), owner if several else ALL_EXPERTS))
             rows.append((seen.counts[owner], seen.largest[owner], seen.sums[owner]))
     columns = np.array(keys, np.int32).reshape(-1, 3).T
     filled = [np.flatnonzero(counts) for counts, _, _ in rows]
@@ -75,13 +76,13 @@ def unpack(arrays: Arrays) -> dict[tuple[int, str], Histogram]:
         raise ValueError("its arrays have different lengths")
     owners: dict[tuple[int, str], int] = {}
     for layer, site, expert in zip(layers.tolist(), sites.tolist(), experts.tolist(), strict=True):
-        key = (layer, SITES[site])
+        key = (layer, NUMBERED[site])
         owners[key] = max(owners.get(key, 1), expert + 1)
-    if np.any(bins > N_BINS) or np.any(counts < 0):
-        raise ValueError("a bin or a count is out of its range")
+    if np.any(bins > N_BINS) or np.any(counts < 0) or np.any(sites < 0):
+        raise ValueError("a site, a bin or a count is out of its range")
     found = {key: Histogram(n) for key, n in owners.items()}
     for row, (layer, site, expert) in enumerate(zip(layers.tolist(), sites.tolist(), experts.tolist(), strict=True)):
-        seen, owner = found[layer, SITES[site]], max(expert, 0)
+        seen, owner = found[layer, NUMBERED[site]], max(expert, 0)
         at = slice(int(start[row]), int(start[row + 1]))
         seen.counts[owner, bins[at]] = counts[at]
         seen.largest[owner], seen.sums[owner] = largest[row], sums[row]

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
+from a3b_gguf import __version__
 from a3b_gguf.clip_bounds import Bounds, Header
 from a3b_gguf.errors import A3BError, BadInput
 from a3b_gguf.gguf_file import GGUFFile
@@ -59,7 +60,7 @@ def header_for(file: GGUFFile, n_tokens: int, data_name: str, data_sha256: str) 
         tokens=n_tokens,
         data_name=data_name,
         data_sha256=data_sha256,
-        versions={"a3b": version("a3b"), "llama-cpp-python": version("llama-cpp-python")},
+        versions={"a3b": __version__, "llama-cpp-python": version("llama-cpp-python")},
     )
 
 

@@ -88,12 +88,17 @@ def relative_errors(sample: Sample, kinds: Sequence[GGMLType], encoding: Encodin
 
 def relative_error(sample: Sample, values: Floats) -> float:
     """Noise-to-signal ratio of the sample's output when its weights are replaced with `values`, of the same shape."""
+    noise, signal = energies(sample, values)
+    return noise / signal if signal else 0.0
+
+
+def energies(sample: Sample, values: Floats) -> tuple[float, float]:
+    """Energy of the output's noise when the weights are replaced with `values`, and of the output itself, matrices by their usage."""
     weights = np.ones((1, 1), np.float64) if sample.importance is None else sample.importance.astype(np.float64)
     difference = (values - sample.values).astype(np.float64)
     noise = ((difference * difference).sum(axis=1) * weights).sum(axis=1)
     signal = ((sample.values.astype(np.float64) ** 2).sum(axis=1) * weights).sum(axis=1)
-    total = float((signal * sample.usage).sum())
-    return float((noise * sample.usage).sum()) / total if total else 0.0
+    return float((noise * sample.usage).sum()), float((signal * sample.usage).sum())
 
 
 def encoded(sample: Sample, kind: GGMLType, encoding: Encoding) -> Floats:

@@ -1,8 +1,8 @@
 """How much the predictions change when a tensor's output gets noisy: KL divergence (nats a token) per unit of noise-to-signal ratio.
 
 Measured on the model itself: each tensor in turn is replaced in memory by what PROBE would make of it, and the same text is predicted
-again. One position where a router flips can outweigh a thousand others, so a position's divergence counts up to CAP. Or taken from a
-table that was measured like this on two small models: see `table`.
+again. One position where a router flips can outweigh a thousand others, so a position's divergence counts up to CAP. Or estimated from
+a calibration (sensitivity_estimate.py), or taken from a table that was measured like this on two small models: `from_table`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
+from math import prod
 from pathlib import Path
 from statistics import median
 
@@ -29,11 +30,12 @@ from a3b_quantize.allocate import by_layer
 from a3b_quantize.assign import fit
 from a3b_quantize.divergence import BaseRows, base_rows, compare, joined
 from a3b_quantize.encode import Encoding
-from a3b_quantize.sampling_errors import Floats, encoded, relative_error, take_sample
+from a3b_quantize.sampling_errors import Floats, Sample, encoded, energies
 
 PROBE = "q3_k"
 CAP = 0.25  # nats
 TABLE = "sensitivity.json"
+PIECE_WEIGHTS = 1 << 22  # of a probe that are in memory at once
 SUFFIX = re.compile(r"(?:blk\.\d+\.)?(.+)\.weight")
 
 
@@ -66,30 +68,52 @@ def measure(
     weighting: Callable[[str], tuple[Floats | None, NDArray[np.float64] | None]],
     encoding: Encoding,
     tell: Callable[[int, int], None],
+    found: dict[str, float] | None = None,
 ) -> dict[str, float]:
     """Sensitivity of each of `tensors` that the model at `path`, a float GGUF, computes with.
 
     chunks: tokens to predict, int32 [n_chunk, n_ctx]; weighting: importance and usage of a tensor by name, as `take_sample` takes them.
+    found: filled as it goes; what is in it already is not measured again.
     """
     params = LoadParams(n_ctx=chunks.shape[1], use_mmap=False, n_threads=encoding.threads or 1, n_threads_batch=encoding.threads or 1)
-    found: dict[str, float] = {}
+    found = {} if found is None else found
     with load_model(path, params) as model:
         weights = Weights(model)
         base = [joined([base_rows(b.logits, b.following)]) for b in scored_blocks(model, params, chunks)]
         for number, tensor in enumerate(tensors):
+            if tensor.name in found:
+                continue
             if tensor.name in weights.names:
                 kept = weights.read(tensor.name)
-                sample = take_sample(tensor, *weighting(tensor.name), most_weights=1 << 62)
-                kind = fit(TYPES[PROBE], tensor.shape[-1], "")[0]
-                values = encoded(sample, kind, encoding)
-                weights.write(tensor.name, as_stored(values, weights.type(tensor.name)))
-                error = relative_error(sample, values)
+                data, error = probe(tensor, *weighting(tensor.name), encoding, weights.type(tensor.name))
+                weights.write(tensor.name, data)
                 change = capped_divergence(base, ((b.logits, b.following) for b in scored_blocks(model, params, chunks)))
                 weights.write(tensor.name, kept)
                 if error > 0:
                     found[tensor.name] = change / error
             tell(number + 1, len(tensors))
     return found
+
+
+def probe(
+    tensor: TensorSource, importance: Floats | None, usage: NDArray[np.float64] | None, encoding: Encoding, stored: GGMLType
+) -> tuple[NDArray[np.uint8], float]:
+    """The tensor as PROBE would give it back, in bytes of the type `stored`, and the noise-to-signal ratio of its output. Memory: the
+    bytes, and some PIECE_WEIGHTS in float64."""
+    kind, (n_row, n_col) = fit(TYPES[PROBE], tensor.shape[-1], "")[0], tensor.shape[-2:]
+    step = max(1, PIECE_WEIGHTS // n_col)
+    parts, noise, signal = [], 0.0, 0.0
+    for matrix in range(prod(tensor.shape[:-2])):
+        weight = None if importance is None else importance[matrix : matrix + 1]
+        share = np.ones(1) if usage is None else usage[matrix : matrix + 1]
+        for start in range(0, n_row, step):
+            rows = tensor.rows(matrix * n_row + start, matrix * n_row + min(start + step, n_row))
+            sample = Sample(tensor.name, tensor.type, rows[None], weight, share)
+            values = encoded(sample, kind, encoding)
+            lost, energy = energies(sample, values)
+            noise, signal = noise + lost, signal + energy
+            parts.append(as_stored(values, stored))
+    return np.concatenate(parts), noise / signal if signal else 0.0
 
 
 def capped_divergence(base: Sequence[BaseRows], blocks: Iterable[tuple[NDArray[np.float32], NDArray[np.int32]]]) -> float:

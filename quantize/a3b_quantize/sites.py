@@ -1,4 +1,7 @@
-"""Where activations are measured: which nodes of llama.cpp's graph are which site of clip_bounds.bin."""
+"""Where activations are measured: which nodes of llama.cpp's graph are which site of clip_bounds.bin.
+
+Beside the sites there is SHARED_DOWN_IN, in memory alone: files count the shared expert as one more expert of down_in.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from a3b_gguf.clip_bounds import ALL_EXPERTS, SITES, Record
-from a3b_gguf.llama.site_names import LAST_WINS, site_of
+from a3b_gguf.clip_bounds import ALL_EXPERTS, SHARED_DOWN_IN, SITES, Record
+from a3b_gguf.llama.site_names import DENSE_NODES, LAST_WINS, NODE, site_of
 from a3b_gguf.llama.watch import Node
 from a3b_gguf.roles import layer_of, recurrent_layers
 from a3b_quantize.bounds import record
@@ -38,6 +41,9 @@ class Sites:
 
     def site(self, node: str) -> tuple[int, str] | None:
         """Layer and site (or TOPK) of a node, None when it is of no interest."""
+        match = NODE.fullmatch(node)
+        if match and int(match[2]) in self.n_experts and DENSE_NODES.get(match[1]) == "down_in":
+            return int(match[2]), SHARED_DOWN_IN  # beside routed experts, the nodes of a dense FFN are the shared expert's
         return site_of(node, self.recurrent, self.n_experts)
 
     def wants(self, node: Node) -> bool:
@@ -86,9 +92,11 @@ def experts_by_layer(shapes: Mapping[str, tuple[int, ...]]) -> dict[int, int]:
 def records(ranges: Ranges) -> tuple[Record, ...]:
     """Everything seen, by layer, site and expert."""
     found: list[Record] = []
-    for layer, site in sorted(ranges, key=lambda key: (key[0], SITES.index(key[1]))):
+    for layer, site in sorted((key for key in ranges if key[1] != SHARED_DOWN_IN), key=lambda key: (key[0], SITES.index(key[1]))):
         seen = ranges[layer, site]
         found.append(record(layer, site, ALL_EXPERTS, seen))
         if len(seen.counts) > 1:
             found += [record(layer, site, owner, seen.part(owner)) for owner in seen.owners()]
+        if site == "down_in" and (layer, SHARED_DOWN_IN) in ranges:
+            found.append(record(layer, site, len(seen.counts), ranges[layer, SHARED_DOWN_IN]))
     return tuple(found)

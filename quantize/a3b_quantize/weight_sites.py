@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from a3b_gguf.clip_bounds import SHARED_DOWN_IN
 from a3b_gguf.roles import layer_of
 
 # (pattern of the name without "blk.N.", site of its input)
@@ -14,6 +15,7 @@ INPUTS: tuple[tuple[str, str], ...] = (
     (r"ssm_out\.weight", "ssm_out_in"),
     (r"ffn_(gate|up|gate_up)_exps\.weight|ffn_(gate|up)_shexp\.weight|ffn_gate_inp(_shexp)?\.weight|ffn_(gate|up)\.weight", "ffn_in"),
     (r"ffn_down(_exps)?\.weight", "down_in"),
+    (r"ffn_down_shexp\.weight", SHARED_DOWN_IN),
 )
 OUTPUTS = {"ffn_down.weight": "down_out", "ffn_down_exps.weight": "down_out", "attn_k.weight": "k_cache", "attn_v.weight": "v_cache"}
 COMPILED = tuple((re.compile(r"blk\.\d+\." + f"({pattern})"), site) for pattern, site in INPUTS)

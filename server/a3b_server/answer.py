@@ -102,7 +102,7 @@ class Answer:
     def _usage(self, finished: Finished | None) -> Usage:
         n_prompt = len(self._generation.request.tokens)
         if finished is None:
-            return Usage(n_prompt, self._n_drawn, n_reasoning=self._n_reasoning)
+            return Usage(n_prompt, self._n_drawn, self._generation.n_cached, self._n_reasoning)
         return Usage(n_prompt, finished.n_generated, finished.n_cached, self._n_reasoning)
 
 

@@ -54,6 +54,10 @@ class CheckpointPool:
                 return checkpoint
         return None
 
+    def of(self, tokens: Sequence[int]) -> list[Checkpoint]:
+        """Every checkpoint that `tokens` begins with."""
+        return [checkpoint for checkpoint in self._held if tokens[: checkpoint.n_tokens] == checkpoint.tokens]
+
     def take(self, tokens: list[int]) -> Checkpoint | None:
         """A checkpoint of `tokens` whose state is to be written; None when the pool has no room at all. It may be one that was there."""
         same = next((c for c in self._held if c.tokens == tokens), None)

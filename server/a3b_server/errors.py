@@ -29,6 +29,8 @@ class APIError(Exception):
     def headers(self) -> dict[str, str]:
         if self.status == 401:
             return {"WWW-Authenticate": "Bearer"}
+        if self.status in (408, 413):  # the rest of the body would be taken for the next request
+            return {"Connection": "close"}
         return {} if self.retry_seconds is None else {"Retry-After": str(self.retry_seconds)}
 
     @property

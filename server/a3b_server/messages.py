@@ -1,7 +1,8 @@
 """What the HTTP side and the engine's process tell each other. A pipe message is a command, or a tuple of events.
 
-    HTTP side -> engine      Submit, Cancel, Look, Stop
-    engine -> HTTP side      Ready once; Tokens; Finished or Failed once for every Submit; Snapshot for every Look; Dead before it goes
+    HTTP side -> engine      Submit, or Embed for models that pool; Cancel, Look, Stop
+    engine -> HTTP side      Ready once; Begun, then Tokens; Finished or Failed once for every Submit, Embedded or Failed for every Embed;
+                             Snapshot for every Look; Dead before it goes
 
 An EOF in either direction means that the other process is gone.
 """
@@ -22,12 +23,22 @@ FinishReason = Literal["stop", "length", "cancelled", "time"]
 
 
 @dataclass(frozen=True, slots=True)
+class StatesConfig:
+    """Where texts are kept beyond the life of the process, and how many bytes all of them may take."""
+
+    folder: Path
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What an engine is started with."""
 
     model: Path
     params: LoadParams
     clip: ClipConfig | None = None
+    pools: bool = False  # it answers Embed instead of Submit
+    states: StatesConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +46,8 @@ class Facts:
     """What the engine turned out to be once it was loaded.
 
     n_ctx: tokens that all sequences share; n_ctx_seq: tokens that one may hold; n_moved: expert tensors that were put into RAM.
-    rss_bytes: RAM that the process holds, mapped pages of the file that were touched among them.
+    rss_bytes: RAM that the process holds, mapped pages of the file that were touched among them. n_embd: numbers in a vector of a model
+    that pools.
     """
 
     n_ctx: int
@@ -45,6 +57,7 @@ class Facts:
     n_moved: int = 0
     load_seconds: float = 0.0
     rss_bytes: int = 0
+    n_embd: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +86,16 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
+class Embed:
+    """Tokens of texts, each to be turned into a vector."""
+
+    id: str
+    texts: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
-    """Nobody wants this request any more. It still ends with Finished."""
+    """Nobody wants this request any more. It still ends with Finished, or Failed when it was an Embed."""
 
     id: str
 
@@ -92,6 +113,14 @@ class Stop:
 @dataclass(frozen=True, slots=True)
 class Ready:
     facts: Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The prompt was read, and the first token comes. n_cached: as in Finished, for answers that the HTTP side ends before that."""
+
+    id: str
+    n_cached: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +169,14 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Embedded:
+    """Vectors of length 1, in the order of the texts: float32, little-endian."""
+
+    id: str
+    vectors: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Dead:
     """The engine ends and cannot go on; the fields are those of an A3BError."""
 
@@ -169,7 +206,7 @@ class Counts:
 
     n_continued, n_copied, n_restored: starts from the same slot, from another one, from a checkpoint (in either). n_evicted: idle texts
     dropped for want of room. n_drafted, n_accepted: tokens guessed ahead, and those that were right. n_restarted: texts read anew because a
-    computation failed.
+    computation failed. n_saved, n_loaded: texts that went to disk, and that came back.
     """
 
     n_requests: int = 0
@@ -183,6 +220,8 @@ class Counts:
     n_drafted: int = 0
     n_accepted: int = 0
     n_restarted: int = 0
+    n_saved: int = 0
+    n_loaded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,5 +235,5 @@ class Snapshot:
     clip: ClipCounts | None = None
 
 
-Command = Submit | Cancel | Look | Stop
-Event = Ready | Tokens | Finished | Failed | Snapshot | Dead
+Command = Submit | Embed | Cancel | Look | Stop
+Event = Ready | Begun | Tokens | Finished | Failed | Embedded | Snapshot | Dead

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from a3b_gguf.planner.check import found_sizes
 from a3b_server.generation import Drawn, Generation
 from a3b_server.messages import Facts, Finished, Snapshot, Submit
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FIRST_TOKEN_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 GAP_SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
-STARTS = ("continued", "copied", "restored")
+STARTS = ("continued", "copied", "restored", "loaded")
 
 
 class Metrics:
@@ -55,6 +56,11 @@ class Metrics:
         """A Generation that is counted: what a Supervisor is given to make them."""
         return MeteredGeneration(request, cancel, self)
 
+    def embedded(self, n_tokens: int) -> None:
+        """A request whose texts of so many tokens became vectors."""
+        self.requests.labels("embedded").inc()
+        self.prompt_tokens.labels("read").inc(n_tokens)
+
     def refused(self, rules: Iterable[str]) -> None:
         """One refusal, which may be for several rules."""
         for rule in rules:
@@ -73,11 +79,10 @@ class Metrics:
         return generate_latest(self.registry)
 
     def _take_memory(self, facts: Facts) -> None:
-        sizes: dict[tuple[str, str], int] = {}
-        for buffer in facts.buffers:
-            sizes[buffer.kind, buffer.device] = sizes.get((buffer.kind, buffer.device), 0) + buffer.n_bytes
-        for (kind, device), n_bytes in sizes.items():
+        for (kind, device), n_bytes in found_sizes(facts.buffers).items():  # under the names of the plan
             self._memory.labels("real", kind, device).set(n_bytes)
+        if facts.rss_bytes:
+            self._memory.labels("real", "process", "RAM").set(facts.rss_bytes)  # once it was loaded
 
     def _take(self, snapshot: Snapshot) -> None:
         for state in ("idle", "waiting", "reading", "writing"):
@@ -94,7 +99,7 @@ class Metrics:
             for (layer, site), number in snapshot.clip.by_site.items():
                 self._beyond.labels(str(layer), site).set(number)
         counts = snapshot.counts
-        for kind, number in zip(STARTS, (counts.n_continued, counts.n_copied, counts.n_restored), strict=True):
+        for kind, number in zip(STARTS, (counts.n_continued, counts.n_copied, counts.n_restored, counts.n_loaded), strict=True):
             self._starts.labels(kind).set(number)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

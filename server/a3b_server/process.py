@@ -11,25 +11,34 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
+from typing import Any, Protocol
 
 import psutil
 
 from a3b_gguf.errors import A3BError
+from a3b_gguf.fingerprint import fingerprint
 from a3b_gguf.llama.buffers import printed_buffers
 from a3b_gguf.llama.load import Context, LoadedModel, load_model, open_context
 from a3b_gguf.llama.log import LlamaLog
+from a3b_gguf.llama.pooling import Pooler, open_pooling
 from a3b_gguf.llama.vocab import Vocab
+from a3b_gguf.split import read_parts
 from a3b_server.calls import Limits
 from a3b_server.clip import Clip
 from a3b_server.drafts import Drafter, PromptLookup
+from a3b_server.embedder import Embedder
 from a3b_server.engine import Engine, Options
 from a3b_server.first_call import first_call
-from a3b_server.messages import Cancel, Command, Dead, EngineConfig, Facts, Look, Ready, Stop, Submit
+from a3b_server.garbage import settle
+from a3b_server.messages import Cancel, Command, Dead, Embed, EngineConfig, Facts, Look, Ready, Snapshot, StatesConfig, Stop, Submit
 from a3b_server.mtp import MtpDrafter
+from a3b_server.saved_texts import SavedTexts
+from a3b_server.state_folder import StateFolder
 
 SWITCH_SECONDS = 0.001  # how long another Python thread may keep a finished call of llama_decode waiting
 
@@ -48,21 +57,48 @@ def run_engine(pipe: Connection, config: EngineConfig) -> None:
         with ExitStack() as owned:
             owned.enter_context(LlamaLog(limit=1000))
             model = owned.enter_context(load_model(config.model, config.params))
+            if config.pools:
+                _serve_pooling(model, config, inbox, pipe, started)
+                return
             clip = Clip(config.clip) if config.clip else None
             context = owned.enter_context(open_context(model, config.params, clip.gate if clip else None))
             limits = _limits(config, model, context)
             drafter, contexts = _drafter(config, model, context, limits, owned)
             engine = Engine(context, Vocab(model), limits, _options(config), pipe.send, drafter)
+            if config.states:
+                saved = SavedTexts(context, _states(config.states, config), engine.slots.checkpoints)
+                engine.slots.saved = saved
+                owned.callback(saved.close)
             first_call(context, limits)
+            settle()
             pipe.send((Ready(_facts(limits, model, (context, *contexts), time.perf_counter() - started)),))
-            _serve(engine, inbox, pipe, clip)
+            _serve(engine, lambda: engine.scheduler.is_idle, inbox, pipe, clip)
     except A3BError as error:
         pipe.send((Dead(error.message, error.hint, error.exit_code),))
 
 
+def _states(states: StatesConfig, config: EngineConfig) -> StateFolder:
+    """The folder of saved texts. A text can be brought back only into a cache of the same kind, on the same model."""
+    params = config.params
+    how = (params.kv_type_k, params.kv_type_v, params.kv_unified, params.flash_attn, params.n_expert_used, config.clip)
+    files = [part.path for part in read_parts(config.model)]
+    return StateFolder(states.folder, states.limit, fingerprint(files, *map(str, how)).hex())
+
+
+def _serve_pooling(model: LoadedModel, config: EngineConfig, inbox: SimpleQueue[Command], pipe: Connection, started: float) -> None:
+    context, params = open_pooling(model, config.params)
+    with context:
+        pooler = Pooler(context, params)
+        embedder = Embedder(pooler, pipe.send)
+        limits = Limits(context.n_ctx, pooler.most, params.n_seq_max, params.n_batch, params.n_outputs_max, Vocab(model).n_tokens)
+        facts = _facts(limits, model, (context,), time.perf_counter() - started)
+        pipe.send((Ready(replace(facts, n_embd=pooler.n_embd)),))
+        _serve(embedder, lambda: embedder.is_idle, inbox, pipe, None)
+
+
 def _options(config: EngineConfig) -> Options:
     params = config.params
-    return Options(params.n_ubatch, not params.kv_unified, params.checkpoint_bytes)
+    return Options(params.n_ubatch, params.kv_unified, params.reproducible, params.checkpoint_bytes)
 
 
 def _drafter(
@@ -86,17 +122,29 @@ def _read(pipe: Connection, inbox: SimpleQueue[Command]) -> None:
         os._exit(0)  # the parent is gone; nothing here is worth saving, and the other thread may be deep in C
 
 
-def _serve(engine: Engine, inbox: SimpleQueue[Command], pipe: Connection, clip: Clip | None) -> None:
+class Worker(Protocol):
+    """What obeys commands: an Engine, or an Embedder."""
+
+    def submit(self, request: Any) -> None: ...
+    def cancel(self, request_id: str) -> None: ...
+    def step(self) -> None: ...
+    def look(self) -> Snapshot: ...
+    def close(self) -> None: ...
+
+
+def _serve(
+    engine: Worker, is_idle: Callable[[], bool], inbox: SimpleQueue[Command], pipe: Connection, clip: Clip | None
+) -> None:
     while True:
         try:
-            command = inbox.get(block=engine.scheduler.is_idle)
+            command = inbox.get(block=is_idle())
         except Empty:
             if clip:
                 clip.turn()
             engine.step()
             continue
         match command:
-            case Submit():
+            case Submit() | Embed():
                 engine.submit(command)
             case Cancel(request_id):
                 engine.cancel(request_id)

@@ -49,16 +49,16 @@ def prepare_raw(request_id: str, request: CompletionRequest, service: Service, f
 
 
 def _prompts(prompt: Any, service: Service) -> list[tuple[int, ...]]:
-    if isinstance(prompt, str) or _are_tokens(prompt):
+    if isinstance(prompt, str) or are_tokens(prompt):
         return [_tokens(prompt, service)]
-    if isinstance(prompt, list) and prompt and all(isinstance(one, str) or _are_tokens(one) for one in prompt):
+    if isinstance(prompt, list) and prompt and all(isinstance(one, str) or are_tokens(one) for one in prompt):
         if len(prompt) > MOST_PROMPTS:
             raise APIError(400, f"prompt: {len(prompt)} prompts, at most {MOST_PROMPTS}", "invalid_value", "prompt")
         return [_tokens(one, service) for one in prompt]
     raise APIError(400, "prompt: expected text, token ids, or a list of those", "invalid_value", "prompt")
 
 
-def _are_tokens(prompt: Any) -> bool:
+def are_tokens(prompt: Any) -> bool:
     return isinstance(prompt, list) and bool(prompt) and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt)
 
 
@@ -66,10 +66,7 @@ def _tokens(prompt: str | list[int], service: Service) -> tuple[int, ...]:
     """A raw prompt is its sender's own: control tokens in it are meant."""
     vocab = service.vocab
     if isinstance(prompt, list):
-        wrong = next((token for token in prompt if not 0 <= token < vocab.n_tokens), None)
-        if wrong is not None:
-            raise APIError(400, f"prompt: {wrong} is no token; tokens are 0 to {vocab.n_tokens - 1:,}", "invalid_value", "prompt")
-        return tuple(prompt)
+        return check_tokens(prompt, "prompt", service)
     try:
         tokens = vocab.tokenize(prompt, True)
     except BadInput as error:
@@ -78,6 +75,15 @@ def _tokens(prompt: str | list[int], service: Service) -> tuple[int, ...]:
         tokens.insert(0, vocab.bos)
     if not tokens:
         raise APIError(400, "prompt: there is nothing to go on from", "invalid_value", "prompt")
+    return tuple(tokens)
+
+
+def check_tokens(tokens: list[int], where: str, service: Service) -> tuple[int, ...]:
+    """The same tokens. Raises APIError 400 for one that there is not."""
+    n_tokens = service.vocab.n_tokens
+    wrong = next((token for token in tokens if not 0 <= token < n_tokens), None)
+    if wrong is not None:
+        raise APIError(400, f"{where}: {wrong} is no token; tokens are 0 to {n_tokens - 1:,}", "invalid_value", where.split(".")[0])
     return tuple(tokens)
 
 

@@ -77,6 +77,22 @@ class CompletionRequest(GenerationFields):
     not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = {"suffix": ("",), "best_of": (1,)}
 
 
+class EmbeddingRequest(Strict):
+    """A body of POST /v1/embeddings. input: text or token ids, or a list of those."""
+
+    input: Any = None
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+    user: str | None = None
+
+
+class CancelRequest(Strict):
+    """A body of POST /cancel. id: of an answer that is under way, as its chunks and GET /slots tell it."""
+
+    id: Text
+
+
 class TemplateRequest(Strict):
     """A body of POST /apply-template: what of a chat request the template sees."""
 

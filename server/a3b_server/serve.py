@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from a3b_gguf.errors import A3BError, MachineLacks, UsageError
+from a3b_server.garbage import settle
 from a3b_server.messages import Facts
 from a3b_server.slow import ImpatientProtocol
 from a3b_server.supervisor import Supervisor
@@ -39,7 +41,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise MachineLacks(f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}", "choose another with --port") from error
+        elsewhere = error.errno == errno.EADDRNOTAVAIL
+        hint = "that is no address of this machine: choose another with --host" if elsewhere else "choose another with --port"
+        raise MachineLacks(f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}", hint) from error
 
 
 def serve(app: FastAPI, supervisor: Supervisor, listening: socket.socket, on_ready: Callable[[Facts], None]) -> None:
@@ -57,8 +61,8 @@ class _Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, supervisor: Supervisor) -> None:
         patience = DRAIN_SECONDS + 2
-        config = uvicorn.Config(
-            app, http=ImpatientProtocol, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=patience
+        config = uvicorn.Config(  # its warnings are about clients that do not speak HTTP, which are no reason to fill a log
+            app, http=ImpatientProtocol, log_level="error", access_log=False, lifespan="on", timeout_graceful_shutdown=patience
         )
         super().__init__(config)
         self._supervisor = supervisor
@@ -81,6 +85,7 @@ async def _serve(server: uvicorn.Server, supervisor: Supervisor, listening: sock
     async def watch() -> None:
         try:
             on_ready(await supervisor.ready())
+            settle()
         except A3BError as error:
             if not server.should_exit:  # else it was a signal that kept it from loading
                 failures.append(error)

@@ -14,6 +14,7 @@ from a3b_server.calls import Call, Limits
 from a3b_server.checkpoints import Checkpoint, CheckpointPool
 from a3b_server.drafts import Drafter
 from a3b_server.prefixes import Holding, Reuse, Start, find_start
+from a3b_server.saved_texts import SavedTexts
 from a3b_server.scheduler import Sequence
 from a3b_server.stops import aligned_stops, stops
 
@@ -30,10 +31,12 @@ class Slots:
         n_bytes = _state_bytes(context) if self._is_recurrent else 0
         self.checkpoints = CheckpointPool(n_bytes, checkpoint_bytes)
         self._spare = np.zeros(n_bytes, np.uint8)
-        self._reuse = Reuse(self._is_recurrent, self.checkpoints, aligned)
+        shares_rows = limits.n_ctx_seq == limits.n_ctx
+        self._reuse = Reuse(self._is_recurrent, self.checkpoints, aligned, 0 if shares_rows else limits.n_ctx_seq)
         self._held = [Holding(seq) for seq in range(limits.n_seq_max)]
         self._rolled_back: set[int] = set()  # slots whose newest state is the one before drafts that were wrong
         self._clock = 0
+        self.saved: SavedTexts | None = None  # texts on disk
         self.tally: Counter[str] = Counter()  # fields of messages.Counts
 
     def held(self, running: Running) -> list[Holding]:
@@ -50,7 +53,29 @@ class Slots:
 
     def find(self, prompt: list[int], running: Running) -> Start:
         """Where a new request shall start; a slot must be idle."""
-        return find_start(prompt, self.held(running), self._reuse)
+        start = find_start(prompt, self.held(running), self._reuse)
+        if self.saved is not None and start.after is None and self._bring_back(self.saved, prompt, start, running):
+            start = find_start(prompt, self.held(running), self._reuse)
+        return start
+
+    def _bring_back(self, saved: SavedTexts, prompt: list[int], start: Start, running: Running) -> bool:
+        """Loads the saved text that helps the prompt more than `start` into the slot that it would start in."""
+        entry = saved.better(prompt, start.n_tokens, self._reuse)
+        if entry is None:
+            return False
+        self._save(start.seq)
+        self.drop(start.seq)
+        found = saved.bring_back(entry, start.seq, lambda: self.evict(running))
+        if found is not None:
+            self._held[start.seq] = found
+            self.tally["n_loaded"] += 1
+            self._use(start.seq)
+        return found is not None
+
+    def _save(self, seq: int, waits: bool = False) -> None:
+        """The text of an idle slot is about to be lost."""
+        if self.saved is not None:
+            self.tally["n_saved"] += self.saved.keep(self._held[seq], waits)
 
     def must_wait(self, sequence: Sequence, running: Running) -> bool:
         """Whether another sequence is still on its way to the text that this one starts from."""
@@ -93,6 +118,8 @@ class Slots:
     def _fill(self, start: Start) -> int:
         """Makes the slot hold the tokens that `start` names; returns how many it holds, 0 after anything unexpected."""
         seq, source, n_tokens, checkpoint = start.seq, start.source, start.n_tokens, start.checkpoint
+        if source != seq:
+            self._save(seq)
         if source is None or not self._take_over(seq, source, n_tokens, checkpoint) or last_position(self._context, seq) != n_tokens - 1:
             self.drop(seq)
             return 0
@@ -169,12 +196,16 @@ class Slots:
         idle = [held for held in self._held if held.seq not in running and held.tokens]
         if not idle:
             return False
-        self.drop(min(idle, key=lambda held: held.used).seq)
+        seq = min(idle, key=lambda held: held.used).seq
+        self._save(seq)
+        self.drop(seq)
         self.tally["n_evicted"] += 1
         return True
 
     def clear(self) -> None:
-        for held in self._held:
+        """Drops everything; texts that can be saved are, those that were used last before others."""
+        for held in sorted(self._held, key=lambda h: -h.used):
+            self._save(held.seq, waits=True)
             self.drop(held.seq)
 
 

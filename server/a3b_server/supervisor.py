@@ -11,8 +11,24 @@ from typing import Any, Literal
 
 from a3b_gguf.errors import A3BError, BadInput, MachineLacks, UsageError
 from a3b_server.child import Child, Target, how
-from a3b_server.generation import SHUTTING_DOWN, Drawn, EngineUnavailable, Generation, QueueFull, RequestFailed
-from a3b_server.messages import Cancel, Dead, Event, Facts, Failed, Finished, Look, Ready, Snapshot, Stop, Submit, Tokens
+from a3b_server.generation import SHUTTING_DOWN, Drawn, Embedding, EngineUnavailable, Generation, QueueFull, RequestFailed
+from a3b_server.messages import (
+    Begun,
+    Cancel,
+    Dead,
+    Embed,
+    Embedded,
+    Event,
+    Facts,
+    Failed,
+    Finished,
+    Look,
+    Ready,
+    Snapshot,
+    Stop,
+    Submit,
+    Tokens,
+)
 
 __all__ = ["Drawn", "EngineUnavailable", "Generation", "QueueFull", "RequestFailed", "State", "Supervisor"]
 
@@ -21,27 +37,30 @@ State = Literal["starting", "ready", "busy", "dead"]
 Maker = Callable[[Submit, Callable[[str], None]], Generation]
 N_WAITING = 64  # requests that may wait for a slot
 MOST_DEATHS = 8  # in a row, without a request served between them
+GRACE_SECONDS = 5.0
 LONGEST_PAUSE = 60.0  # seconds before a restart; the first comes at once, then 1, 2, 4 ...
 
 
 class Supervisor:
     """Owns the engine's process, one after another. `target(pipe, config)` runs in it; tests pass another one.
 
-    make: what a request's Generation is made by. All methods belong to the event loop that start() was called in. A model that does
-    not load the first time is not tried again; an engine that dies later is restarted, and those whose answers were under way are told
-    when to come back.
+    make: what a request's Generation is made by. grace: seconds in which the process must end when it is asked to. All methods belong to
+    the event loop that start() was called in. A model that does not load the first time is not tried again; an engine that dies later is
+    restarted, and those whose answers were under way are told when to come back.
     """
 
     def __init__(
-        self, target: Target, config: Any, n_waiting: int = N_WAITING, most_deaths: int = MOST_DEATHS, make: Maker = Generation
-    ) -> None:
+        self, target: Target, config: Any, n_waiting: int = N_WAITING, most_deaths: int = MOST_DEATHS, make: Maker = Generation,
+        grace: float = GRACE_SECONDS,
+    ) -> None:  # fmt: skip
+        self._grace = grace
         self._target, self._config, self._n_waiting, self._most_deaths, self._make = target, config, n_waiting, most_deaths, make
         self.facts: Facts | None = None  # of the newest engine that was loaded
         self.death: A3BError | None = None  # why the last one died
         self.n_restarts = 0
         self._last_words: A3BError | None = None  # of the engine that lives
         self._is_up, self._stopping, self._deaths = False, False, 0
-        self._in_flight: dict[str, Generation] = {}
+        self._in_flight: dict[str, Any] = {}  # a Generation or an Embedding for every request, which gets its events
         self._looking: list[asyncio.Future[Snapshot]] = []
         self._settled, self._gone = asyncio.Event(), asyncio.Event()
         self._child: Child | None = None
@@ -83,15 +102,35 @@ class Supervisor:
 
     def submit(self, request: Submit) -> Generation:
         """Hands a request to the engine. Raises EngineUnavailable when there is none, QueueFull when too many wait."""
+        child = self._ready_child()
+        generation = self._make(request, self._cancel)
+        self._in_flight[request.id] = generation
+        child.send(request)
+        return generation
+
+    def embed(self, request: Embed) -> Embedding:
+        """The same for texts that are to become vectors."""
+        child = self._ready_child()
+        embedding = Embedding(request.id, self._cancel)
+        self._in_flight[request.id] = embedding
+        child.send(request)
+        return embedding
+
+    def _ready_child(self) -> Child:
         if self.state in ("starting", "dead") or self._stopping or self._child is None:
             raise self._unavailable()
         if self.state == "busy":
             wait = math.ceil(min(60.0, max(1.0, self._between)))
             raise QueueFull(f"{self.n_in_flight} requests are being served or wait, which is the limit", wait)
-        generation = self._make(request, self._cancel)
-        self._in_flight[request.id] = generation
-        self._child.send(request)
-        return generation
+        return self._child
+
+    def cancel(self, request_id: str) -> int:
+        """Ends a request, all choices of it, that the engine has not finished with; how many of them there were."""
+        found = [name for name in self._in_flight if name == request_id or name.startswith(f"{request_id}-")]
+        for name in found:
+            self._in_flight[name].cancelled = True
+            self._cancel(name)
+        return len(found)
 
     async def look(self) -> Snapshot:
         """What the engine does now. Raises EngineUnavailable when there is none."""
@@ -103,8 +142,8 @@ class Supervisor:
         found: Snapshot = await answer
         return found
 
-    async def stop(self, grace: float = 5.0) -> None:
-        """Ends the process: it is asked first, and killed after `grace` seconds or when it has not even loaded. Its memory is free then.
+    async def stop(self) -> None:
+        """Ends the process: it is asked first, and killed after the grace or when it has not even loaded. Its memory is free then.
 
         Requests that are still in flight end with EngineUnavailable; new ones are refused at once.
         """
@@ -118,7 +157,7 @@ class Supervisor:
         if not self._is_up:
             self._child.kill()
         self._child.send(Stop())
-        await self._child.end(grace)
+        await self._child.end(self._grace)
         self._child = None
         self._end_all(SHUTTING_DOWN, None)
         self._settled.set()
@@ -148,14 +187,13 @@ class Supervisor:
     def _route(self, child: Child, events: tuple[Event, ...]) -> None:
         for event in events:
             match event:
+                case Begun(request_id, n_cached):
+                    self._in_flight[request_id].n_cached = n_cached
                 case Tokens(pairs, logprobs):
                     for (request_id, token), told in zip_longest(pairs, logprobs):
                         self._in_flight[request_id].put(Drawn(token, told))
-                case Finished(request_id):
-                    self._in_flight.pop(request_id).put(event)
-                    self._served()
-                case Failed(request_id, message):
-                    self._in_flight.pop(request_id).put(RequestFailed(message))
+                case Finished() | Failed() | Embedded():
+                    self._in_flight.pop(event.id).put(RequestFailed(event.message) if isinstance(event, Failed) else event)
                     self._served()
                 case Ready(facts):
                     self.facts, self._is_up = facts, True

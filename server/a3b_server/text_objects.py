@@ -67,7 +67,7 @@ async def text_deltas(generation: Generation, text: TextStream) -> AsyncIterator
     finally:
         generation.close()
     n_prompt = len(generation.request.tokens)
-    usage = Usage(n_prompt, n_drawn) if finished is None else Usage(n_prompt, finished.n_generated, finished.n_cached)
+    usage = Usage(n_prompt, n_drawn, generation.n_cached) if finished is None else Usage(n_prompt, finished.n_generated, finished.n_cached)
     reason: Literal["stop", "length"] = "length" if finished is not None and finished.reason in ("length", "time") else "stop"
     yield TextDelta(text.finish(), tuple(waiting), reason, usage)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens. n_cached: of the prompt, that were not read again; None when the answer was ended before the engine said so."""
+    """Tokens. n_cached: of the prompt, that were not read again; None when nothing was drawn."""
 
     n_prompt: int
     n_generated: int

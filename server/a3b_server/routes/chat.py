@@ -16,7 +16,7 @@ from a3b_server.answer import Answer, together
 from a3b_server.chat_objects import Head, chunks, whole
 from a3b_server.prompting import Job, prepare
 from a3b_server.refusals import told
-from a3b_server.requests import answer_stream, answer_whole, facts_of, read, submit_all, warning_headers
+from a3b_server.requests import answer_stream, answer_whole, check_writes, facts_of, read, submit_all, warning_headers
 from a3b_server.schema import ChatRequest
 from a3b_server.service import Service
 from a3b_server.text import TextStream
@@ -26,6 +26,7 @@ async def chat_completions(request: Request, service: Service) -> Response:
     """Checks, renders and tokenizes, then answers whole or as server-sent events."""
     parsed = await read(ChatRequest, request, service)
     wanted = parsed.request
+    check_writes(service)
     answer_id = f"chatcmpl-{secrets.token_hex(12)}"
     job = await asyncio.to_thread(prepare, answer_id, parsed, service, facts_of(service))
     warnings = (*parsed.warnings, *job.held.warnings)

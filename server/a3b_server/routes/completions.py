@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from a3b_server.answer import together
 from a3b_server.raw_prompts import prepare_raw
 from a3b_server.refusals import told
-from a3b_server.requests import answer_stream, answer_whole, facts_of, read, submit_all, warning_headers
+from a3b_server.requests import answer_stream, answer_whole, check_writes, facts_of, read, submit_all, warning_headers
 from a3b_server.schema import CompletionRequest
 from a3b_server.service import Service
 from a3b_server.text import TextStream
@@ -23,6 +23,7 @@ async def completions(request: Request, service: Service) -> Response:
     """Tokenizes, then answers whole or as server-sent events. Choices are numbered through all prompts."""
     parsed = await read(CompletionRequest, request, service)
     wanted = parsed.request
+    check_writes(service)
     answer_id = f"cmpl-{secrets.token_hex(12)}"
     job = await asyncio.to_thread(prepare_raw, answer_id, wanted, service, facts_of(service))
     told_before: dict[str, Any] = {"findings": told(job.findings), "warnings": list(parsed.warnings)}

@@ -1,4 +1,4 @@
-"""GET /metrics, /slots and /plan: for whoever runs the server."""
+"""GET /metrics, /slots and /plan, POST /cancel: for whoever runs the server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from a3b_server.clip import ClipCounts
 from a3b_server.errors import APIError
 from a3b_server.messages import Snapshot
 from a3b_server.metrics import CONTENT_TYPE
+from a3b_server.requests import read
 from a3b_server.responses import JSONAnswer
+from a3b_server.schema import CancelRequest
 from a3b_server.service import Service
 from a3b_server.supervisor import EngineUnavailable
 
@@ -49,6 +51,15 @@ def _clip(counts: ClipCounts | None) -> dict[str, Any] | None:
     by_site = {f"{layer} {site}": number for (layer, site), number in counts.by_site.items()}
     numbers = {"watched": counts.n_watched, "beyond": counts.n_beyond, "clamped": counts.n_clamped, "worst": counts.worst}
     return {**numbers, "by_site": by_site, "failure": counts.failure}
+
+
+async def cancel(request: Request, service: Service) -> Response:
+    """Ends a request by its id; whoever waits for it gets status 409, or an error as the last event of a stream."""
+    wanted = (await read(CancelRequest, request, service)).request
+    count = service.engine.cancel(wanted.id)
+    if not count:
+        raise APIError(404, f"no request {wanted.id[:60]!r} is under way", "not_found", "id")
+    return JSONAnswer({"id": wanted.id, "cancelled": count})
 
 
 async def plan(request: Request, service: Service) -> Response:

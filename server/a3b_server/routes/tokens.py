@@ -11,7 +11,7 @@ from a3b_gguf.errors import BadInput
 from a3b_server.errors import APIError
 from a3b_server.prompting import check_model, prompt_of
 from a3b_server.refusals import told
-from a3b_server.requests import read, warning_headers
+from a3b_server.requests import check_writes, read, warning_headers
 from a3b_server.responses import JSONAnswer
 from a3b_server.schema import DetokenizeRequest, TemplateRequest, TokenizeRequest
 from a3b_server.service import Service
@@ -51,6 +51,7 @@ async def apply_template(request: Request, service: Service) -> Response:
     parsed = await read(TemplateRequest, request, service)
     wanted = parsed.request
     check_model(wanted.model, service)
+    check_writes(service)
     prompt = await asyncio.to_thread(prompt_of, wanted, parsed.body, list(wanted.tools or ()), service)
     tokens = prompt.tokenized.tokens
     body = {"prompt": prompt.rendered.text, "n_tokens": len(tokens), "in_thinking": prompt.in_thinking, "findings": told(prompt.findings)}
