@@ -73,7 +73,7 @@ def by_context(folder: Path, model: Path) -> None:
             print(f"{n_ctx:8,}  more than the model was trained for")
             continue
         for kind in KV_TYPES:
-            flags = ("--data", text, "--ctx", n_ctx, "--chunks", n_chunk, "--kv-type", kind, "--cache", folder)
+            flags = ("--data", text, "--ctx", n_ctx, "--chunks", n_chunk, "--kv-type", kind, "--cache", folder, "--threads", os.cpu_count())
             found = evaluated(model, model, *flags)
             top = found["scores"]["divergence"]["same_top_percent"]["value"]
             print(f"{n_ctx:8,}{kind:>12}{kl(found):12.6f}{kl(found, 'kl_p999'):10.4f}{top:12.3f}", flush=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from a3b_server.calls import BadCall, Call, Limits, Rows, check_call
 from a3b_server.messages import Submit
-from a3b_server.pace import EVEN, Pace
+from a3b_server.pace import EVEN, LEAST, Pace
 from a3b_server.sampling import Sampling
 from a3b_server.scheduler import LEAST_CHUNK, Scheduler, Sequence, decode_call, need
 
@@ -284,20 +284,22 @@ def test_what_is_read_beside_others_takes_no_longer_than_they_may_wait() -> None
     for _ in range(50):
         pace.note_step(0.03)
     assert pace.rows(4, 1) == 64
+    assert pace.rows(4, 4) == 320  # the step itself is a part of the pause
     for _ in range(50):
-        pace.note_step(0.05)
-    assert pace.rows(4, 1) == 48  # the step itself is a part of the pause
+        pace.note_chunk(64, 0.9)
+    assert pace.rows(4, 1) == 64  # longer than wished; fewer rows would cost more each
     for _ in range(50):
-        pace.note_chunk(48, 0.096)  # fewer rows at once cost more each
-    assert pace.rows(4, 1) == 16
+        pace.note_chunk(64, 1.28)
+    assert pace.rows(4, 1) == LEAST
+    assert pace.rows(4, 9) == 32
     for _ in range(50):
-        pace.note_chunk(64, 0.64)
-    assert pace.rows(4, 1) == 16
+        pace.note_chunk(32, 0.32)
+    assert pace.rows(4, 9) == 80  # what fewer rows cost is learnt apart
     for _ in range(50):
         pace.note_chunk(64, 0.0064)
-    assert pace.rows(4, 1) == 448
+    assert pace.rows(4, 1) == 640
     pace.note_chunk(1, 9.0)  # a single row says nothing about chunks
-    assert pace.rows(4, 1) == 448
+    assert pace.rows(4, 1) == 640
     assert Pace(256, fixed=True).rows(4, 1) == 256
 
 

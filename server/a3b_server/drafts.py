@@ -14,6 +14,7 @@ from a3b_server.scheduler import Sequence
 
 PATTERN = 3  # tokens that must have been seen before, in this order, for what followed them to be guessed again
 PROBE_FIRST, PROBE_MOST = 16, 256  # steps without drafts until one is tried again
+PROBE_KNOWN = 64  # the first time, once other requests have shown what guessing gives
 WEIGHT = 0.1  # of the newest step in the averages
 FIXED_COST = 1.3  # what a step with drafts counts where times must not decide, in steps without
 RECHECK = 128  # steps with drafts after which one without is measured again
@@ -131,6 +132,7 @@ class Speculation:
     def __init__(self, drafter: Drafter, fixed: bool, always: bool = False) -> None:
         self.drafter, self.costs, self._always = drafter, Costs(fixed), always
         self._gates: dict[str, Gate] = {}  # by request
+        self._usual, self._is_known = 1 + drafter.n_draft / 2, False  # gain of all requests, and whether it was measured
 
     def drafts(self, ready: Several[Sequence]) -> dict[int, list[int]]:
         """Drafts by slot; the others go on by one token."""
@@ -150,9 +152,12 @@ class Speculation:
         sequence.n_drafted += self.drafter.n_draft
         sequence.n_accepted += n_accepted
         self._gate(sequence).note(n_accepted)
+        if not self.costs.fixed:  # what others guess must not change what is guessed for one
+            self._usual, self._is_known = self._usual + WEIGHT * (1 + n_accepted - self._usual), True
 
     def forget(self, request_id: str) -> None:
         self._gates.pop(request_id, None)
 
     def _gate(self, sequence: Sequence) -> Gate:
-        return self._gates.setdefault(sequence.request.id, Gate(gain=1 + self.drafter.n_draft / 2))
+        pause = PROBE_KNOWN if self._is_known else PROBE_FIRST
+        return self._gates.setdefault(sequence.request.id, Gate(self._usual, pause=pause))

@@ -6,7 +6,8 @@ TARGET_SECONDS = 0.28  # between two tokens while one prompt comes in; for every
 LONGEST_SECONDS = 2.0
 SHARE_OF_WAIT = 0.1  # of what somebody waited before his prompt was begun: a pause that all who write can bear then
 LEAST = 16
-EVEN = 64  # CPU flash attention takes another, slower path below so many rows
+EVEN = 64  # CPU flash attention takes another path below so many rows: after 2,000 tokens 16 rows take longer than 64
+BEARABLE_SECONDS = 1.0  # that so many rows may take, whatever the pause is to be, before fewer are read
 WEIGHT = 0.3  # of the newest measurement
 
 
@@ -29,8 +30,8 @@ class Pace:
         pause = min(LONGEST_SECONDS, max(self._target * max(1, n_reading), SHARE_OF_WAIT * waited))
         left = max(0.0, pause - self._step_seconds)
         even = self._row_seconds.get(True) or self._row_seconds[False]
-        if left >= EVEN * even:
-            return int(left / even) // EVEN * EVEN
+        if max(left, BEARABLE_SECONDS) >= EVEN * even:
+            return max(EVEN, int(left / even) // EVEN * EVEN)
         few = self._row_seconds.get(False) or self._row_seconds[True]
         return min(self._most, max(LEAST, int(left / few) // LEAST * LEAST))
 
