@@ -2,7 +2,8 @@
 
     python benchmarks/bench_engine_inside.py [SMOLLM2.gguf]
 
-llama.cpp's threads wait as `a3b` has them wait. SmolLM2 as for bench_engine.py; without it the first two tables are left out. The rest runs on the embedded model, converted here.
+llama.cpp's threads wait as `a3b` has them wait. SmolLM2 as for bench_engine.py; without it the first two tables are left out. The rest
+runs on the embedded model, converted here.
 Limits:
 - Python and the pipe take at most 3 % of a step of 16 sequences on SmolLM2
 - the gap between tokens, 99th percentile, while a prompt of 2,000 tokens comes in, is at most twice the undisturbed one or 300 ms
