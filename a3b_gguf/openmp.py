@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# OpenMP's own default spins so long that one other busy process makes a token 4 times slower; sleeping at once (OMP_WAIT_POLICY=passive)
-# makes it 3 times slower on a machine that does nothing else. Measured in benchmarks/bench_spin.py. Read by GCC's libgomp alone.
+# OpenMP's own default spins so long that one other busy process makes a step 3 times slower; sleeping at once (OMP_WAIT_POLICY=passive)
+# makes it 2 to 12 times slower on a machine that does nothing else. Measured in benchmarks/bench_spin.py. Read by GCC's libgomp alone.
 SPIN_COUNT = "2000"
 
 

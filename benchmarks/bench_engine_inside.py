@@ -10,7 +10,7 @@ Limits:
 - the second turn of a chat after more than 1,400 tokens: at most its new tokens + 64 evaluated, at least 8x faster than all of it
 - drafts of the MTP block: the same tokens, and at least 1.2x the speed of plain decoding at batch 1 where a step of four rows takes less
   than 1.5 steps of one row; where it does not, as on a CPU with a model so small, guessing cannot pay and the engine must notice: not
-  more than 10 % slower (a step is 0.6 ms; hidden rows for the block, which must be ready to guess again, take a twentieth of that)
+  more than 5 % slower
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def guessing(path: Path) -> list[str]:
         print(f"{n_draft} drafts: {right:.0%} right; {always / plain:.2f}x plain when always on, {auto / plain:.2f}x as the engine decides")
         if tokens != expected or same != expected:
             found.append(f"{n_draft} drafts: other tokens than plain decoding")
-        least = 1.2 if cost < 1.5 else 0.9
+        least = 1.2 if cost < 1.5 else 0.95
         if auto < least * plain:
             found.append(f"{n_draft} drafts: {auto / plain:.2f}x plain decoding, at least {least}x is the limit")
     return found

@@ -61,7 +61,7 @@ def main() -> None:
     """Entry point. Every expected failure becomes one message and its exit code."""
     from a3b_gguf.report.console import fail, flush, prepare
 
-    os.environ.update(spin_defaults(os.environ))
+    os.environ.update(spin_defaults(os.environ))  # for llama.cpp here and in every process that is started from here
     prepare()
     try:
         try:

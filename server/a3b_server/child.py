@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
 from a3b_gguf.interrupts import deaf_children
-from a3b_gguf.openmp import spin_defaults
 from a3b_server.messages import Command, Event
 
 Target = Callable[[Connection, Any], None]
@@ -37,8 +34,7 @@ class Child:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=target, args=(theirs, config), name="a3b-engine", daemon=True)
-        # The environment is read when the library is loaded, before any code of ours could set it in there.
-        with deaf_children(), _environment(spin_defaults(os.environ)):
+        with deaf_children():
             self._process.start()
         theirs.close()  # or the pipe would never end
         self._writer = threading.Thread(target=self._write, name="engine-commands", daemon=True)
@@ -114,13 +110,3 @@ def how(exitcode: int | None) -> str:
         return f"signal {signal.Signals(-exitcode).name}"
     return f"exit code {exitcode}"
 
-
-@contextmanager
-def _environment(added: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables for the processes that are started meanwhile."""
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]

@@ -108,7 +108,10 @@ class Engine:
         self._expire()
         self._admit()
         n_writing = self._decode()
-        left = self._pace.rows(n_writing, len(self.scheduler.reading()), self._longest_wait())
+        reading = self.scheduler.reading()
+        if not reading:
+            return
+        left = self._pace.rows(n_writing, len(reading), self._longest_wait(reading))
         n_rows = self._read(left)
         # One call while nobody writes: between two of them is the time for new requests and those that are cancelled.
         while n_writing and n_rows and (left := left - n_rows) >= LEAST_CHUNK:
@@ -129,11 +132,10 @@ class Engine:
         self._flush()
         return n_rows
 
-    def _longest_wait(self) -> float:
-        """Seconds that someone whose prompt is not read yet waited before it was begun."""
+    def _longest_wait(self, reading: list[Sequence]) -> float:
+        """Seconds that one of these waited before its prompt was begun."""
         now = self._clock()
-        reading = self.scheduler.reading()
-        return max((now - s.arrived if s.waited is None else s.waited for s in reading), default=0.0)
+        return max(now - s.arrived if s.waited is None else s.waited for s in reading)
 
     def look(self) -> Snapshot:
         """What every slot does, and counts since the start."""

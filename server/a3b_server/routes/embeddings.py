@@ -15,7 +15,7 @@ from a3b_server.errors import APIError
 from a3b_server.messages import Embed, Facts
 from a3b_server.prompting import check_model
 from a3b_server.raw_prompts import are_tokens, check_tokens
-from a3b_server.requests import answer_waiting, facts_of, read, submit_embed, warning_headers
+from a3b_server.requests import CLIENT_GONE, answer_waiting, facts_of, read, submit_embed, warning_headers
 from a3b_server.responses import JSONAnswer
 from a3b_server.schema import EmbeddingRequest
 from a3b_server.service import Service
@@ -39,7 +39,7 @@ async def embeddings(request: Request, service: Service) -> Response:
     embedding = submit_embed(service, Embed(f"embd-{secrets.token_hex(12)}", texts))
     vectors = await answer_waiting(request, embedding.vectors(), embedding.close)
     if vectors is None:
-        return Response(status_code=499)
+        return Response(status_code=CLIENT_GONE)
     n_tokens = sum(map(len, texts))
     service.metrics.embedded(n_tokens)
     body = await asyncio.to_thread(_body, vectors, wanted, service.model, n_tokens)
