@@ -159,16 +159,28 @@ def _is(name: Path, descriptor: int) -> bool:
         return False
 
 
+def write_file(path: Path, data: bytes | memoryview, what: str = "the output") -> None:
+    """A small file, whole or not at all. Raises as part_file."""
+    with part_file(path, len(data), what) as out:
+        out.write(data)
+
+
 @contextmanager
-def part_file(path: Path, n_bytes: int) -> Iterator[BinaryIO]:
-    """For small files: opens `path` + ".part" for writing; on success it is synced and renamed to `path`, on failure removed."""
-    path = written(path)
+def part_file(path: Path, n_bytes: int, what: str = "the output") -> Iterator[BinaryIO]:
+    """For small files: opens `path` + ".part" for writing; on success it is synced and renamed to `path`, on failure removed.
+
+    A file that it takes the place of hands on its permissions. Raises UsageError for a place that cannot be written, MachineLacks when
+    the disk is full.
+    """
+    path = written(path, what)
     part = path.with_name(path.name + ".part")
     check_space(path, n_bytes)
     try:
         with part.open("wb") as out:
             yield out
             out.flush()
+            if path.exists():
+                os.fchmod(out.fileno(), stat.S_IMODE(path.stat().st_mode))
             os.fsync(out.fileno())
         os.replace(part, path)
         sync_folder(path.parent)

@@ -97,7 +97,8 @@ def opened(path: Path, params: LoadParams, always: bool = False, emit: Emit | No
         drafter: Drafter | None = None
         if params.n_draft:
             drafter = MtpDrafter(context, owned.enter_context(open_context(model, params, mtp=True)), limits, params.n_draft)
-        options = Options(params.n_ubatch, checkpoint_bytes=params.checkpoint_bytes, always_draft=always)
+        kept = params.checkpoint_bytes
+        options = Options(params.n_ubatch, params.kv_unified, False, kept, always, params.flash_attn)
         heard: list[Bench] = []
         engine = Engine(context, vocab, limits, options, emit or (lambda events: heard[0].hear(events)), drafter)
         heard.append(Bench(context, vocab, engine))
@@ -106,8 +107,8 @@ def opened(path: Path, params: LoadParams, always: bool = False, emit: Emit | No
 
 
 def params(n_ctx: int, n_seq: int, **more: int) -> LoadParams:
-    threads = {"n_threads": THREADS, "n_threads_batch": THREADS}
-    plain = LoadParams(n_ctx, n_seq, n_outputs_max=n_seq, n_threads=threads["n_threads"], n_threads_batch=threads["n_threads_batch"])
+    """As `a3b serve --ctx-per-slot` plans them for a CPU. n_ctx: tokens of all slots together."""
+    plain = LoadParams(n_ctx, n_seq, 256, 256, n_seq, kv_unified=False, flash_attn=False, n_threads=THREADS, n_threads_batch=THREADS)
     return replace(plain, **more)  # type: ignore[arg-type]
 
 
@@ -160,7 +161,7 @@ def python_share(path: Path) -> float:
 
 def gaps_beside_a_prompt(path: Path) -> tuple[float, float]:
     """99th percentile of the seconds between tokens of 4 who decode: undisturbed, and while 2,000 tokens are read."""
-    with opened(path, params(8192, 5)) as bench:
+    with opened(path, params(5 * 2304, 5)) as bench:
         for i in range(4):
             bench.submit(str(i), random_prompt(bench.vocab, 20, i), 1200)
         while len(bench.engine.scheduler.ready()) < 4:

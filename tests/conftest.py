@@ -10,6 +10,8 @@ import pytest
 from a3b_convert import convert
 from a3b_gguf.probe.bandwidth import cache_file, remember
 from a3b_gguf.probe.cores import cores
+from a3b_gguf.template import guarded, known_name
+from tiny import TEMPLATE
 
 ROOT = Path(__file__).parent.parent
 
@@ -24,6 +26,17 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         remember(cache_file(), cores().count, 40e9)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_template() -> Iterator[None]:
+    """The template of the checkpoints that tests write is rendered in process, as those are that a person has read.
+
+    Hundreds of them are converted, and each would start a process. How the others are guarded: test_guarded and test_template_lint.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guarded, "known_name", lambda text: "the tests' own" if text == TEMPLATE else known_name(text))
         yield
 
 

@@ -39,16 +39,30 @@ def render(question: str) -> str:
     return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
-class Bench:
-    """An engine that is driven by hand, and what it said. now: its clock, in seconds."""
+class Ticks:
+    """A clock that goes on by tick() seconds whenever it is looked at, whatever the machine does; `now` may be set."""
 
-    def __init__(self, context: Context, vocab: Vocab, params: LoadParams, drafter: Drafter | None = None, always: bool = True) -> None:
+    def __init__(self, tick: Callable[[], float] = lambda: 0.001) -> None:
+        self.now, self._tick = 0.0, tick
+
+    def __call__(self) -> float:
+        self.now += self._tick()
+        return self.now
+
+
+class Bench:
+    """An engine that is driven by hand, and what it said."""
+
+    def __init__(
+        self, context: Context, vocab: Vocab, params: LoadParams, drafter: Drafter | None = None, always: bool = True,
+        clock: Ticks | None = None,
+    ) -> None:  # fmt: skip
         self.context, self.vocab = context, vocab
         self.events: list[Event] = []
         limits = Limits(context.n_ctx, context.n_ctx_seq, params.n_seq_max, params.n_batch, params.n_outputs_max, vocab.n_tokens)
         options = Options(params.n_ubatch, params.kv_unified, params.reproducible, params.checkpoint_bytes, always)
-        self.now = 0.0
-        self.engine = Engine(context, vocab, limits, options, self.events.extend, drafter, clock=lambda: self.now)
+        self.clock = clock or Ticks()
+        self.engine = Engine(context, vocab, limits, options, self.events.extend, drafter, self.clock)
 
     def text(self, text: str) -> tuple[int, ...]:
         return tuple(self.vocab.tokenize(text, True))
@@ -102,7 +116,7 @@ class Calls:
 
 
 @contextmanager
-def opened(path: Path, params: LoadParams, mtp: bool = False, always: bool = True) -> Iterator[Bench]:
+def opened(path: Path, params: LoadParams, mtp: bool = False, always: bool = True, clock: Ticks | None = None) -> Iterator[Bench]:
     """A bench on a model of its own. mtp: drafts by the MTP block; else, when params ask for drafts, from the text."""
     with ExitStack() as owned:
         owned.enter_context(LlamaLog())
@@ -113,7 +127,7 @@ def opened(path: Path, params: LoadParams, mtp: bool = False, always: bool = Tru
         if mtp:
             limits = Limits(context.n_ctx, context.n_ctx_seq, params.n_seq_max, params.n_batch, params.n_outputs_max, vocab.n_tokens)
             drafter = MtpDrafter(context, owned.enter_context(open_context(model, params, mtp=True)), limits, params.n_draft)
-        bench = Bench(context, vocab, params, drafter, always)
+        bench = Bench(context, vocab, params, drafter, always, clock)
         yield bench
         bench.engine.close()
 

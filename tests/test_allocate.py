@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -165,6 +166,24 @@ def test_an_impossible_budget_says_what_would_work(weighed: Weighed, tmp_path: P
     enough = float(re.findall(r"--target-bpw ([\d.]+)", bits.value.hint)[0])
     fit_target(weighed, out, Target(bits_per_weight=enough), write=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_impossible_budget_is_refused_before_anything_is_measured(weighed: Weighed, tiny_bf16: Path, tmp_path: Path) -> None:
+    """And says the same as when everything is known."""
+    steps: list[str] = []
+
+    def shown(what: str) -> Callable[[int, int], None]:
+        steps.append(what)
+        return lambda done, total: None
+
+    for target in (Target(n_bytes=1_000_000, sensitivity="table"), Target(bits_per_weight=1.0, sensitivity="table")):
+        with pytest.raises(AnswerIsNo) as early:
+            prepare_allocated(tiny_bf16, tmp_path / "o.gguf", weighed.options, target, write=True, shown=shown)
+        with pytest.raises(AnswerIsNo) as late:
+            fit_target(weighed, tmp_path / "o.gguf", target, write=True)
+        assert (early.value.message, early.value.hint) == (late.value.message, late.value.hint)
+    assert not steps
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_budget_beyond_the_largest_says_so(weighed: Weighed, tmp_path: Path) -> None:

@@ -95,7 +95,9 @@ def test_a_model_against_itself_does_not_differ(tiny_bf16: Path, tmp_path: Path)
     assert other.kl_mean.value > 1e-6
 
 
-def test_a_base_runs_once_and_a_damaged_file_of_it_is_refused(tiny_bf16: Path, iq4_nl: Path, compared: Evaluation) -> None:
+def test_a_base_runs_once_and_a_damaged_file_of_it_is_refused(tiny_bf16: Path, iq4_nl: Path, tmp_path: Path) -> None:
+    options = EvalOptions(base=tiny_bf16, data=TEXT, n_chunk=2, cache=tmp_path, threads=1)
+    compared = evaluate_file(iq4_nl, options, silent)
     file = compared.base_file
     assert file is not None
     steps: list[str] = []
@@ -105,7 +107,6 @@ def test_a_base_runs_once_and_a_damaged_file_of_it_is_refused(tiny_bf16: Path, i
         steps.append(what)
         yield lambda done, total: None
 
-    options = EvalOptions(base=tiny_bf16, data=TEXT, cache=file.parent, threads=1)
     again = evaluate_file(iq4_nl, options, noted)
     assert steps == ["model"]
     assert again.scores == compared.scores
@@ -113,7 +114,7 @@ def test_a_base_runs_once_and_a_damaged_file_of_it_is_refused(tiny_bf16: Path, i
 
     whole = file.read_bytes()
     file.write_bytes(whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:])
-    third = evaluate_file(iq4_nl, replace(options, n_chunk=None), noted)
+    third = evaluate_file(iq4_nl, options, noted)
     assert steps == ["model", "base", "model"]
     assert "chunk 0 is damaged; the base was run again" in third.notes[0]
     assert third.scores == compared.scores
@@ -137,10 +138,10 @@ def test_command_prints_a_table_and_json(tiny_bf16: Path, iq4_nl: Path, tmp_path
     for text in ("KL divergence, mean", "same top-1, %", "95 % interval", "2 chunks of 512 tokens, 510 scored", "tokens/s"):
         assert text in table.stdout
     assert "eval base: 50 %, 1 chunks" in table.stderr
-    found = json.loads(a3b(*words, "--json").stdout)
+    found = json.loads(inside(*words, "--json").stdout)
     assert found["scores"]["divergence"]["kl_mean"].keys() == {"value", "stderr", "low", "high"}
     assert found["base_file"].startswith(str(tmp_path))
-    nothing = json.loads(a3b(*words[:-2], "--no-cache", "--json").stdout)
+    nothing = json.loads(inside(*words[:-2], "--no-cache", "--json").stdout)
     assert nothing["base_file"] is None
     assert nothing["scores"] == found["scores"]
 
@@ -213,7 +214,7 @@ def test_results_travel_in_the_file_and_print_as_a_card(tiny_bf16: Path, iq4_nl:
     model.write_bytes(iq4_nl.read_bytes())
     assert_refused(inside("inspect", model, "--card"), 1, "carries no evaluation", "--embed")
     words = ("eval", model, "--base", tiny_bf16, "--data", TEXT, "--chunks", 2, "--threads", 1, "--cache", tmp_path, "--json")
-    found = json.loads(a3b(*words, "--embed", model).stdout)
+    found = json.loads(inside(*words, "--embed", model).stdout)
     card = inside("inspect", model, "--card").stdout
     mean = found["scores"]["divergence"]["kl_mean"]
     assert f"| KL divergence, mean | {mean['value']:.6f} | {mean['low']:.6f} to {mean['high']:.6f} |" in card
@@ -223,21 +224,21 @@ def test_results_travel_in_the_file_and_print_as_a_card(tiny_bf16: Path, iq4_nl:
     assert [tensor.name for tensor in ours.tensors] == [tensor.name for tensor in theirs.tensors]
     for mine, other in zip(ours.tensors, theirs.tensors, strict=True):
         assert mine.raw(0, 1) == other.raw(0, 1)
-    assert json.loads(a3b(*words).stdout)["scores"] == found["scores"]
+    assert json.loads(inside(*words).stdout)["scores"] == found["scores"]
     assert_refused(inside("eval", model, "--embed", tmp_path), 2, "is a folder")
 
 
 def test_the_report_of_quantize_travels_too(tiny_bf16: Path, tmp_path: Path) -> None:
     model, report = tmp_path / "m.gguf", tmp_path / "report.json"
-    assert a3b("quantize", tiny_bf16, "--type", "iq4_nl", "--no-bounds", "--report", report, "-o", model).returncode == 0
+    assert inside("quantize", tiny_bf16, "--type", "iq4_nl", "--no-bounds", "--report", report, "-o", model).returncode == 0
     words = ("eval", model, "--data", TEXT, "--chunks", 2, "--threads", 1, "--cache", tmp_path)
     assert_refused(inside(*words, "--report", report), 2, "--embed")
     assert_refused(inside(*words, "--report", tiny_bf16, "--embed", model), 3, "is not a report")
     assert_refused(inside("eval", tiny_bf16, *words[2:], "--report", report, "--embed", tmp_path / "y.gguf"), 3, "about another file")
-    assert a3b(*words, "--report", report, "--embed", model).returncode == 0
+    assert inside(*words, "--report", report, "--embed", model).returncode == 0
     row = next(row for row in json.loads(report.read_text())["roles"] if row["role"] == "expert_down")
     card = inside("inspect", model, "--card").stdout
     assert f"| expert_down | iq4_nl | {row['error']:.5f} |  |" in card
     assert "fast kernels, effort 2, no importance" in card
-    assert a3b(*words, "--embed", model).returncode == 0
+    assert inside(*words, "--embed", model).returncode == 0
     assert "fast kernels, effort 2" in inside("inspect", model, "--card").stdout  # it stays when only the evaluation is new

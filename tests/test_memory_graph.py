@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from a3b_gguf.memory.settings import Settings
 from a3b_gguf.memory.terms import all_terms
 from a3b_gguf.memory.widths import widths_of
 from a3b_gguf.units import MIB
-from dry_run import dry_runs
+from dry_run import dry_run, dry_runs
 from kin_headers import sparse_30b, sparse_35b_mtp
 
 
@@ -118,6 +119,32 @@ def test_drafts_and_their_context_are_llama_cpps_to_the_printed_digit(mtp_file: 
         }  # fmt: skip
         for name, key in pairs.items():
             assert found[name] == pytest.approx(real[key], abs=0.00501), (load, name)
+
+
+def test_scores_without_flash_attention_are_llama_cpps_to_the_printed_digit(mtp_file: Path, b35: Facts, tmp_path: Path) -> None:
+    b30 = sparse_30b(tmp_path / "30b.gguf")
+    for path, facts, drafts in ((mtp_file, b35, 2), (b30, read_facts(b30), 0)):
+        loads = [
+            LoadParams(
+                n_ctx, slots, rows, rows, slots * (1 + n), kv_type_k=k, kv_unified=shared, n_draft=n, load_mtp=n > 0, flash_attn=False
+            )
+            for n_ctx, rows, slots, shared, n, k in (
+                (1024, 128, 4, False, drafts, "f16"), (1024, 512, 4, True, drafts, "f16"), (4096, 256, 1, True, 0, "f16"),
+                (32768, 256, 1, True, drafts, "q8_0"), (65536, 512, 4, False, drafts, "f16"),
+            )
+        ]  # fmt: skip
+        for load in loads:
+            real = dry_run(path, load)
+            kinds = (load.kv_type_k, load.kv_type_v, load.kv_unified)
+            settings = Settings(load.n_ctx, load.n_seq_max, load.n_ubatch, load.n_outputs_max, *kinds, n_draft=load.n_draft)
+            settings = replace(settings, load_mtp=load.load_mtp, flash_attn=False)
+            terms = all_terms(facts, (), place(facts.n_layer_all, (), 0), settings)
+            found = {term.name: term.n_bytes / MIB for term in terms}
+            assert found["KV cache"] == pytest.approx(real["kv"], abs=0.00501)
+            assert found["compute buffer"] == pytest.approx(real["compute"], abs=0.00501), load
+            assert found.get("MTP context: compute buffer", 0) == pytest.approx(real.get("mtp compute", 0), abs=0.00501), load
+            seen = load.n_ctx if load.kv_unified else load.n_ctx // load.n_seq_max
+            assert found["attention scores as V is"] == 2 * seen * load.n_ubatch * facts.n_head / MIB
 
 
 def test_a_few_layers_stand_for_all(b35: Facts, tmp_path: Path) -> None:

@@ -248,14 +248,15 @@ def test_a_think_block_that_grows_too_long_is_closed(bench: Bench, monkeypatch: 
 def test_a_request_ends_when_its_time_is_over(bench: Bench) -> None:
     prompt = bench.prompt("Hi.")
     endless = replace(GREEDY, ignore_eos=True)
+    started = bench.clock.now
     for i in range(6):  # four slots: two wait
         bench.engine.submit(Submit(str(i), prompt, 200, endless, time_limit_s=5.0 if i in (1, 5) else None))
     for _ in range(4):
         bench.engine.step()
-    bench.now = 4.9
+    bench.clock.now = started + 4.9
     bench.engine.step()
     assert bench.engine.scheduler.find("1") is not None
-    bench.now = 5.0
+    bench.clock.now = started + 5.1
     bench.engine.step()
     assert (bench.end("1").reason, bench.end("5").reason, bench.end("5").n_generated) == ("time", "time", 0)
     bench.run()

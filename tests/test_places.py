@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from a3b_gguf.errors import UsageError
-from a3b_gguf.part import part_file, written
+from a3b_gguf.part import part_file, write_file, written
 from command import assert_refused
 from inside import inside as a3b
 from small_gguf import write_arrays
@@ -80,6 +80,22 @@ def test_a_link_is_written_through(tiny_checkpoint: Path, tmp_path: Path) -> Non
     assert [path.name for path in (tmp_path / "large").iterdir()] == ["m.gguf"]
     (tmp_path / "lost.gguf").symlink_to("nowhere/m.gguf")
     assert_refused(a3b("convert", tiny_checkpoint, "-o", tmp_path / "lost.gguf"), 2, f"{tmp_path / 'nowhere'}: No such file")
+
+
+def test_a_small_file_that_is_written_again_keeps_its_permissions(tmp_path: Path) -> None:
+    place = tmp_path / "report.json"
+    write_file(place, b"old")
+    place.chmod(0o640)
+    write_file(place, b"new")
+    assert (place.read_bytes(), place.stat().st_mode & 0o777) == (b"new", 0o640)
+
+    def half() -> Iterator[bytes]:
+        yield b"ne"
+        raise ValueError("half")
+
+    with pytest.raises(ValueError, match="half"), part_file(place, 3) as out:
+        out.writelines(half())
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("report.json", b"new")]
 
 
 def test_places_of_small_files(tmp_path: Path, pipe: Path) -> None:

@@ -77,7 +77,8 @@ def test_plans_of_common_machines(b35: Facts, vram: int, ram: int, n_ctx: int, e
     assert load.cpu_expert_layers == tuple(range(expected[1]))
     assert load.n_gpu_layers == (41 if vram else 0)
     assert load.use_mmap == (expected[1] == 0 and vram > 0)
-    assert (load.n_ctx, load.n_seq_max, load.n_outputs_max, load.flash_attn) == (n_ctx, 1, 1, True)
+    assert (load.n_ctx, load.n_seq_max, load.n_outputs_max) == (n_ctx, 1, 1)
+    assert load.flash_attn == (vram > 0 or load.kv_type_v == "q8_0")
     assert made.warnings == ()
 
 
@@ -346,6 +347,7 @@ def test_llama_cpp_takes_what_the_plan_predicts(tiny_bf16: Path, wishes: Wishes)
     assert need["recurrent state"] == pytest.approx(real["recurrent"], abs=0.00501)
     assert need["output buffer"] == pytest.approx(real["output"], abs=0.00501)
     ours = sum(need.values()) - need["checkpoints of recurrent state"]  # the engine's own, not llama.cpp's
+    ours -= need.get("attention scores as V is", 0)  # the CPU's work space, which is not printed
     assert ours == pytest.approx(sum(real[name] for name in ("kv", "recurrent", "output", "compute", "model")), rel=0.005)
 
 

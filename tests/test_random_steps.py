@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from a3b_gguf.llama.params import LoadParams
 from a3b_server.messages import Finished, FinishReason, Submit
 from a3b_server.sampling import Sampling
 from a3b_server.scheduler import Sequence
-from engine_bench import PARAMS, Bench, Logits, opened, plain_logits
+from cell_order import cell_order, logits_in_order
+from engine_bench import PARAMS, Bench, Logits, Ticks, opened, plain_logits
 
 # Rows differ by rounding between calls of different sizes, by up to 0.1 here; a wrong state by 0.3 to 10. Rounding may also send a token
-# to another expert, so a row must be that of one of several right ways to cut the text.
+# to another expert, so a row must be that of one of several right ways to cut the text, or to lay it into the cache.
 TOLERANCE = 0.2
 SYSTEMS = ("Answer shortly." + " Keep to the facts." * 40, "You are a helpful assistant." * 12, "Be brief.")
 WORDS = ("red", "green", "capital", "Chile", "fruit", "count", "weather", "seven", "write", "hello")
@@ -29,6 +31,17 @@ class Chat:
 
     text: tuple[int, ...]
     marks: tuple[int, ...] = ()
+
+
+def weather(rng: np.random.Generator) -> Iterator[float]:
+    """Seconds between two looks at the clock: now those of a fast machine, now of one that is so busy that a call takes half a minute.
+
+    So every way is gone in which a prompt may be cut and guesses may be found to pay, and a seed always goes the same.
+    """
+    while True:
+        slow = float(rng.choice([1e-4, 1e-3, 1e-2, 0.1, 1, 30]))
+        for _ in range(int(rng.integers(1, 40))):
+            yield slow * float(rng.random())
 
 
 @dataclass
@@ -65,6 +78,9 @@ class Walk:
             off.append(float(np.abs(found - expected).max()))
             if off[-1] < TOLERANCE:
                 break
+        if off[-1] >= TOLERANCE:
+            order = cell_order(self.bench.context, sequence.seq)
+            off.append(float(np.abs(found - logits_in_order(self.bench.context.model, tokens, order)).max()))
         self.worst, self.n_checked, self.n_recut = max(self.worst, off[-1]), self.n_checked + 1, self.n_recut + len(off) - 1
         assert off[-1] < TOLERANCE, f"{sequence.request.id}, token {len(tokens)}: {off}"
 
@@ -111,8 +127,10 @@ class Walk:
             self.bench.events[:] = [event for event in self.bench.events if not isinstance(event, Finished)]
 
 
-def walk(path: Path, params: LoadParams, mtp: bool, n_steps: int, seed: int) -> Walk:
-    with opened(path, params, mtp) as bench, plain_logits(bench.context.model) as oracle:
+def walk(path: Path, params: LoadParams, n_steps: int, seed: int, always: bool = True) -> Walk:
+    """always: guesses are made whether they pay or not."""
+    clock = Ticks(weather(np.random.default_rng((seed, 1))).__next__)
+    with opened(path, params, params.n_draft > 0, always, clock) as bench, plain_logits(bench.context.model) as oracle:
         found = Walk(bench, oracle, np.random.default_rng(seed))
         found.watch()
         for _ in range(n_steps):
@@ -140,7 +158,7 @@ def one_each(params: LoadParams) -> LoadParams:
 @pytest.mark.parametrize(("n_draft", "split"), [(0, False), (2, False), (0, True)])
 def test_a_random_walk(tiny_bf16: Path, n_draft: int, split: bool) -> None:
     params = one_each(crowded(n_draft)) if split else crowded(n_draft)
-    found = walk(tiny_bf16, params, n_draft > 0, 120, 11 + n_draft)
+    found = walk(tiny_bf16, params, 120, 11 + n_draft)
     assert found.n_checked > 25
 
 
@@ -149,6 +167,13 @@ def test_a_random_walk(tiny_bf16: Path, n_draft: int, split: bool) -> None:
 @pytest.mark.parametrize("n_draft", [0, 2])
 def test_a_thousand_random_steps(tiny_bf16: Path, n_draft: int, cache: str) -> None:
     params = crowded(n_draft) if cache == "shared" else replace(one_each(crowded(n_draft)), reproducible=cache == "own, alone")
-    found = walk(tiny_bf16, params, n_draft > 0, 1000, 5)
+    found = walk(tiny_bf16, params, 1000, 5)
     assert found.n_checked > 200
     assert found.n_recut <= 6
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("seed", "always"), [(121, True), (204, False)])
+def test_rows_that_are_right_only_in_the_order_of_their_cells(tiny_bf16: Path, seed: int, always: bool) -> None:
+    """Found among 47 walks: the router's choice is a near tie there. With flash attention rounding follows the order of the cells."""
+    assert walk(tiny_bf16, crowded(2), 500, seed, always).n_recut >= 3

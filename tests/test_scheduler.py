@@ -303,6 +303,18 @@ def test_what_is_read_beside_others_takes_no_longer_than_they_may_wait() -> None
     assert Pace(256, fixed=True).rows(4, 1) == 256
 
 
+def test_without_flash_attention_few_rows_cost_no_more_each() -> None:
+    pace = Pace(256, target=0.1, even=LEAST)
+    assert pace.rows(4, 1) == LEAST
+    for _ in range(50):
+        pace.note_chunk(16, 0.032)
+    assert pace.rows(4, 1) == 48
+    for _ in range(50):
+        pace.note_chunk(48, 0.48)
+    assert pace.rows(4, 1) == LEAST  # 0.16 s: there is no cheaper way to go on
+    assert pace.rows(4, 5) == 48
+
+
 def test_who_waited_long_makes_the_others_wait_a_tenth_of_it() -> None:
     pace = Pace(512, target=0.1)
     pace.note_chunk(64, 0.064)

@@ -18,7 +18,7 @@ from a3b_gguf.tensors import Model, n_rows
 from a3b_quantize.assign import NEED_IMPORTANCE, n_dims
 from a3b_quantize.file_types import FILE_TYPES, file_type
 from a3b_quantize.stock import stock_assignments
-from kin_headers import Shape, sparse_30b, sparse_80b, sparse_dense, write
+from kin_headers import SMALL_VOCAB, Shape, sparse_30b, sparse_80b, sparse_dense, write
 from llama_quantize import dry_run_types, llama_quantize
 from small_gguf import narrow, write_arrays
 from true_header import sparse_35b
@@ -61,7 +61,7 @@ def headers(tmp_path_factory: pytest.TempPathFactory, tiny_bf16: Path) -> dict[s
     odd = {**seventy, "embedding_length": 80}
     return {
         "tiny-a3b": tiny_bf16,
-        "35b": sparse_35b(folder / "35b.gguf", "bf16"),
+        "35b": sparse_35b(folder / "35b.gguf", "bf16", SMALL_VOCAB),
         "30b": sparse_30b(folder / "30b.gguf", "bf16"),
         "80b": sparse_80b(folder / "80b.gguf", "bf16"),
         "dense": sparse_dense(folder / "dense.gguf", "bf16"),

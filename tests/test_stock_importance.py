@@ -76,7 +76,7 @@ def test_llama_quantize_itself_reads_our_files(tiny_checkpoint: Path, narrow_bf1
 
 def test_types_of_the_35b_with_importance(tmp_path: Path) -> None:
     """All 733 tensors; without importance: test_stock."""
-    path = sparse_35b(tmp_path / "35b.gguf", "bf16")
+    path = sparse_35b(tmp_path / "35b.gguf", "bf16", n_vocab=4096)
     model = open_gguf_model(path)
     for name in EIGHT:
         types = ours(model, name, has_imatrix=True)

@@ -42,17 +42,18 @@ def test_a_full_disk_behind_the_output(folder: Path, command: str) -> None:
 
 
 def test_a_reader_that_goes_away_changes_no_answer(folder: Path) -> None:
-    done = run("a3b inspect m.gguf --tensors | true && a3b inspect m.gguf --diff m.gguf | head -c 1", folder)
+    done = run("a3b inspect m.gguf --tensors | true && a3b inspect m.gguf --diff m.gguf | head -c 1 && a3b inspect --help | true", folder)
     assert (done.returncode, done.stderr) == (0, "")
     done = run("a3b inspect absent | true", folder)
     assert_refused(done, 3, "absent")
+    assert run("a3b nonsense 2>&1 | true", folder).returncode == 2
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-", "2>/dev/full"])
 def test_streams_that_cannot_be_used(folder: Path, closed: str) -> None:
     """The exit code is the answer's; what cannot be said is not."""
-    done = run(f"(a3b inspect m.gguf) {closed}; echo $?; (a3b inspect absent) {closed}; echo $?", folder)
-    assert [line for line in done.stdout.split("\n") if line.isdigit()] == ["0", "3"]
+    done = run(f"(a3b inspect m.gguf) {closed}; echo $?; (a3b inspect absent) {closed}; echo $?; (a3b nonsense) {closed}; echo $?", folder)
+    assert [line for line in done.stdout.split("\n") if line.isdigit()] == ["0", "3", "2"]
     assert "Traceback" not in done.stdout + done.stderr
 
 

@@ -63,8 +63,9 @@ def command(
 ) -> None:
     """Show how a model would be loaded: every term in bytes, every choice with its reason. Loads nothing, unless --measure is given."""
     from a3b_gguf.errors import UsageError
-    from a3b_gguf.flows.plan import read_facts, save_text, table_of
+    from a3b_gguf.flows.plan import read_facts, table_of
     from a3b_gguf.flows.plan_here import Means, choose_plan
+    from a3b_gguf.part import write_file
     from a3b_gguf.report.console import say_json
     from a3b_gguf.report.plan_forms import show_chosen
     from a3b_gguf.report.plan_svg import svg as figure
@@ -90,5 +91,5 @@ def command(
     with counted("measuring", "placements", quiet=json or not measure) as tell:
         chosen = choose_plan(model, wishes, machine, Means(not no_dry_run, measure or 0), tell, mmproj, type_name)
     if svg:
-        save_text(svg, figure(chosen.plan))
+        write_file(svg, figure(chosen.plan).encode(), "--svg:")
     show_chosen(chosen, "json" if json else export)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -51,7 +52,7 @@ def command(
     measure: Measure = None,
     no_dry_run: NoDryRun = False,
     host: str = typer.Option("127.0.0.1", "--host", help="Address to listen on; the default is reachable from this machine only."),
-    port: int = typer.Option(8080, "--port", help="Port to listen on; 0 takes any that is free."),
+    port: int = typer.Option(8080, "--port", min=0, max=65535, help="Port to listen on; 0 takes any that is free."),
     api_key: list[str] = typer.Option([], "--api-key", metavar="KEY", help="Answer only requests with this key; may be repeated."),
     system: Literal["optional", "required"] = typer.Option("optional", "--system", help="Whether a request must have a system message."),
     thinking: Literal["on", "off", "auto"] = typer.Option(
@@ -69,7 +70,9 @@ def command(
         "refuse", "--control-text", help="Texts of control tokens in messages: a 400, or tokenized as the letters they are."
     ),
     queue: int = typer.Option(64, "--queue", min=0, metavar="N", help="Requests that may wait for a slot; others get a 503."),
-    cors: list[str] = typer.Option([], "--cors", metavar="ORIGIN", help="Web pages of this address may ask; may be repeated; * for all."),
+    cors: list[str] = typer.Option(
+        [], "--cors", metavar="ORIGIN", help="Web pages of this origin (https://HOST[:PORT]) may ask; may be repeated; * for all."
+    ),
     clip_bounds: Path | None = typer.Option(None, "--clip-bounds", metavar="FILE", help="Measured activation ranges of this model."),
     clip: Literal["watch", "enforce"] | None = typer.Option(
         None, "--clip", help="With --clip-bounds: count values beyond them now and then, or clamp every one (slow, changes answers)."
@@ -85,11 +88,13 @@ def command(
     from a3b_gguf.errors import UsageError
     from a3b_gguf.flows.clipping import clip_config
     from a3b_gguf.flows.plan_here import Means, choose_plan
-    from a3b_gguf.flows.serve import Door, Told, serve_plan, states_config
+    from a3b_gguf.flows.serve import Door, Told, open_entrance, serve_plan, states_config
     from a3b_gguf.report.console import flush, say, say_json
     from a3b_gguf.report.plan import as_json, show_plan
     from a3b_gguf.report.progress import counted
     from a3b_gguf.report.serve import show_choice, show_dry_run, show_loaded
+    from a3b_server.access import api_key as checked_key
+    from a3b_server.access import origin
     from a3b_server.service import Options
 
     if json and not dry_run:
@@ -97,39 +102,42 @@ def command(
     options = Options(
         system,
         thinking,
-        tuple(api_key),
+        tuple(map(checked_key, api_key)),
         thinking_budget,
         mode="strict" if strict else "lenient",
         unknown=unknown_fields,
         developer="system" if map_developer else "refuse",
         controls=control_text,
     )
-    clipping = clip_config(model, clip_bounds, clip)
-    kept = None if dry_run else states_config(states, states_limit)
+    origins, clipping = tuple(map(origin, cors)), clip_config(model, clip_bounds, clip)
     wishes = wishes_of(ctx, parallel, kv_type, n_gpu_layers, n_cpu_moe, margin, ubatch, draft, checkpoints, kv_split, ctx_per_slot)
-    with counted("measuring", "placements", quiet=json or not measure) as tell:
-        chosen = choose_plan(model, wishes, machine_of(vram, ram, gpu), Means(not no_dry_run, measure or 0), tell)
-    plan = chosen.plan
-    if json:
-        say_json(as_json(plan))
-    else:
-        show_plan(plan)
-        show_dry_run(chosen.checked)
-        if chosen.choice:
-            show_choice(chosen.choice)
-    if dry_run:
-        return
-    url = ""
+    machine = machine_of(vram, ram, gpu)
+    with nullcontext() if dry_run else open_entrance(model, host, port) as entrance:
+        kept = None if dry_run else states_config(states, states_limit)
+        with counted("measuring", "placements", quiet=json or not measure) as tell:
+            chosen = choose_plan(model, wishes, machine, Means(not no_dry_run, measure or 0), tell)
+        plan = chosen.plan
+        if json:
+            say_json(as_json(plan))
+        else:
+            show_plan(plan)
+            show_dry_run(chosen.checked)
+            if chosen.choice:
+                show_choice(chosen.choice)
+        if entrance is None:
+            return
+        url = ""
 
-    def listening(address: str) -> None:
-        nonlocal url
-        url = address
-        say(f"loading {model}; {url}/health tells when it is ready")
-        flush()
+        def listening(address: str) -> None:
+            nonlocal url
+            url = address
+            say(f"loading {model}; {url}/health tells when it is ready")
+            flush()
 
-    def ready(facts: Facts) -> None:
-        show_loaded(plan, facts)
-        say(f"ready after {facts.load_seconds:.1f} s: {url}/v1 ({facts.n_seq_max} at a time, {facts.n_ctx:,} tokens)")
-        flush()
+        def ready(facts: Facts) -> None:
+            show_loaded(plan, facts)
+            say(f"ready after {facts.load_seconds:.1f} s: {url}/v1 ({facts.n_seq_max} at a time, {facts.n_ctx:,} tokens)")
+            flush()
 
-    serve_plan(plan, as_json(plan), Door(host, port, tuple(cors), queue, clipping, kept), options, Told(listening, ready))
+        door = Door(origins, queue, clipping, kept)
+        serve_plan(plan, as_json(plan), door, options, Told(listening, ready), entrance)

@@ -90,14 +90,15 @@ def check_target(target: Target) -> None:
 class Weighed:
     """A source, and what each tensor that may change its type loses with each candidate: `losses` by tensor and type.
 
-    groups: tensors that share a type; pinned: tensors whose type a flag names; standard: what the recipe `base` gives, protected by the
-    ranges of --calibration; limits: what these ask of an allocation; changed: types that they change outside the groups.
+    groups: tensors that share a type; pinned: tensors whose type a flag names; assigned: what the recipe `base` gives; standard: the same,
+    protected by the ranges of --calibration; limits: what these ask of an allocation; changed: types that they change outside the groups.
     """
 
     source: Source
     options: Options
     base: Policy
     standard: tuple[Assignment, ...]
+    assigned: tuple[Assignment, ...]
     pinned: frozenset[str]
     groups: tuple[tuple[Assignment, ...], ...]
     losses: Mapping[str, Mapping[str, float]]
@@ -118,17 +119,23 @@ def prepare_allocated(
     for path in filter(None, (output, options.report)):  # before the long work
         if not path.parent.is_dir():
             raise UsageError(f"{path.parent} is not a folder", "the folder of the output must exist")
-    weighed = weigh(source, options, target, shown)
-    return fit_target(weighed, output or default_output(source, replace(weighed.base, name=_name(target))), target, write)
+    unweighed = _unweighed(source, options)
+    place = output or default_output(source, replace(unweighed.base, name=_name(target)))
+    _refuse_early(unweighed, place, target)
+    return fit_target(_weighed(unweighed, target, shown), place, target, write)
 
 
 def weigh(path: Path, options: Options, target: Target, shown: Callable[[str], Tell] | None = None) -> Weighed:
     """Everything that does not depend on how large the target is: with it, one more budget takes no time."""
+    return _weighed(_unweighed(path, options), target, shown)
+
+
+def _unweighed(path: Path, options: Options) -> Weighed:
+    """What is known before anything is measured: every unit is taken for one that can be weighed, and no loss is known."""
     options = _checked(options)
     base = choose_policy(options.choice)
     check_flags(options)
     source = open_source(path, options, base)
-    tell = shown or (lambda what: lambda done, total: None)
     assigned = base.assign(source.model, source.weights is not None)
     limits, notes = limits_for(assigned, source.model, options)
     standard = protected(assigned, source.model, options).assignments
@@ -136,11 +143,35 @@ def weigh(path: Path, options: Options, target: Target, shown: Callable[[str], T
     groups = grouped(standard, pinned)
     if not groups:
         raise UsageError(f"{base.name} quantizes no tensor of {path}", "choose another --type")
-    found = sensitivities(source, groups, options, target.sensitivity, target.data, tell("measure sensitivity"))
+    changed = _changed(assigned.assignments, standard, groups)
+    nothing = Sensitivities({}, False, "not measured")
+    return Weighed(source, options, base, standard, assigned.assignments, pinned, tuple(groups), {}, nothing, limits, changed, notes)
+
+
+def _weighed(unweighed: Weighed, target: Target, shown: Callable[[str], Tell] | None) -> Weighed:
+    tell = shown or (lambda what: lambda done, total: None)
+    source, groups = unweighed.source, unweighed.groups
+    found = sensitivities(source, groups, unweighed.options, target.sensitivity, target.data, tell("measure sensitivity"))
     known = tuple(group for group in groups if all(found.of(each.name) is not None for each in group))  # others keep the recipe's type
-    changed = _changed(assigned.assignments, standard, known)
-    weighed = Weighed(source, options, base, standard, pinned, known, {}, found, limits, changed, notes)
+    changed = _changed(unweighed.assigned, unweighed.standard, known)
+    weighed = replace(unweighed, groups=known, found=found, changed=changed)
     return replace(weighed, losses=_losses(weighed, target, tell("weigh types")))
+
+
+def _refuse_early(unweighed: Weighed, output: Path, target: Target) -> None:
+    """Raises AnswerIsNo for a target that the smallest types of all tensors exceed, which minutes of measuring would not change.
+
+    What would work is told with the projections of an MTP block as the recipe has them, since only the table knows their sensitivity.
+    """
+    losses = {each.name: dict.fromkeys(TYPES, 0.0) for group in unweighed.groups for each in group}
+    everything = replace(unweighed, losses=losses)
+    try:
+        fit_target(everything, output, target, write=False)
+    except AnswerIsNo:
+        if target.sensitivity != "table":
+            groups = tuple(group for group in unweighed.groups if ".nextn." not in group[0].name)
+            fit_target(replace(everything, groups=groups), output, target, write=False)
+        raise
 
 
 def fit_target(weighed: Weighed, output: Path, target: Target, write: bool) -> tuple[Prepared, Allocation]:
@@ -201,9 +232,7 @@ def _losses(weighed: Weighed, target: Target, tell: Tell) -> Mapping[str, Mappin
     tensors = {tensor.name: tensor for tensor in source.model.tensors}
     losses = {}
     for number, group in enumerate(groups):
-        kinds = allowed(group, target.candidates, _weighted(source, group))
-        if not kinds:
-            raise UsageError(f"--candidates: no type fits the rows of {group[0].name}", "add q8_0 or iq4_nl")
+        kinds = _kinds(weighed, group, target)
         for each in group:
             wanted = list(dict.fromkeys((*kinds, *limited(group, kinds, weighed.limits), each.type)))
             errors = relative_errors(take_sample(tensors[each.name], *weighting(source, each.name)), wanted, weighed.options.encoding)
@@ -212,13 +241,21 @@ def _losses(weighed: Weighed, target: Target, tell: Tell) -> Mapping[str, Mappin
     return losses
 
 
+def _kinds(weighed: Weighed, group: Sequence[Assignment], target: Target) -> list[GGMLType]:
+    """The candidates for a unit, smallest first. Raises UsageError when there are none."""
+    kinds = allowed(group, target.candidates, _weighted(weighed.source, group))
+    if not kinds:
+        raise UsageError(f"--candidates: no type fits the rows of {group[0].name}", "add q8_0 or iq4_nl")
+    return kinds
+
+
 def _weighted(source: Source, group: Sequence[Assignment]) -> bool:
     """Whether importance is known of every tensor of a unit."""
     return all(each.name in source.importance for each in group)
 
 
 def _unit(weighed: Weighed, group: Sequence[Assignment], target: Target, limits: Mapping[str, Limit]) -> Unit:
-    kinds = limited(group, allowed(group, target.candidates, _weighted(weighed.source, group)), limits)
+    kinds = limited(group, _kinds(weighed, group, target), limits)
     options = {kind.name: sum(weighed.losses[each.name][kind.name] for each in group) for kind in kinds}
     return unit(group, options, int if target.n_bytes is None else _padded)
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 from a3b_gguf import gpus, probe
-from a3b_gguf.errors import MachineLacks
 from a3b_gguf.flows.plan_facts import read_advice
 from a3b_gguf.flows.plan_facts import read_facts as read_facts
 from a3b_gguf.machine import Machine
 from a3b_gguf.memory.facts import Facts
-from a3b_gguf.part import written
 from a3b_gguf.planner.decide import plan
 from a3b_gguf.planner.plan import Plan, Wishes
 from a3b_gguf.planner.table import Cell, devices, table
@@ -34,21 +30,6 @@ def table_of(facts: Facts, wishes: Wishes, machine: Machine | None = None) -> tu
     where = named(machine or probe.machine())
     cells = table(facts, where, wishes, advice)
     return devices(cells, where), cells
-
-
-def save_text(path: Path, text: str) -> None:
-    """Writes a small file whole: a sibling first, then its name. Raises MachineLacks when it cannot be written."""
-    path = written(path, "--svg:")
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with part.open("w", encoding="utf-8") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise MachineLacks(f"{path}: {error.strerror}", "name a file in a folder that can be written") from error
 
 
 def named(machine: Machine) -> Machine:

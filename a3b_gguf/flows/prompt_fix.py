@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ from a3b_gguf.flows.prompt_check import (
     refuses,
 )
 from a3b_gguf.flows.prompts import Speaker
-from a3b_gguf.part import disk_error, written
+from a3b_gguf.part import part_file
 from a3b_gguf.prompt import Change, Fixed, fix_request, refused, verify_body
 from a3b_gguf.prompt.fix_raw import fix_raw
 
@@ -128,24 +126,9 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     if path == STDIN:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
-        return
-    if path.is_char_device() or path.is_fifo():  # /dev/stdout, >(a program): nothing there could be replaced
+    elif path.is_char_device() or path.is_fifo():  # /dev/stdout, >(a program): nothing there could be replaced
         with path.open("wb") as out:
             yield out
-        return
-    path = written(path)
-    try:
-        handle = tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False)
-    except OSError as error:
-        raise disk_error(path, error) from error
-    try:
-        with handle as stream:
-            yield stream  # type: ignore[misc]
-            stream.flush()
-            os.fsync(stream.fileno())
-        mode = path.stat().st_mode if path.exists() else 0o644
-        os.chmod(handle.name, mode & 0o7777)
-        os.replace(handle.name, path)
-    except BaseException:
-        os.unlink(handle.name)
-        raise
+    else:
+        with part_file(path, 0) as out:
+            yield out

@@ -11,7 +11,7 @@ from pathlib import Path
 from a3b_gguf.flows.quantize_plan import Prepared
 from a3b_gguf.gguf_model import open_gguf_model
 from a3b_gguf.gguf_write import Progress
-from a3b_gguf.part import part_file
+from a3b_gguf.part import write_file
 from a3b_quantize.encode import Encoding
 from a3b_quantize.quality import Pair, TensorError, measure_errors
 
@@ -66,8 +66,7 @@ def write_report(path: Path, prepared: Prepared, encoding: Encoding, progress: P
         tensors=tensors,
     )
     text = json.dumps(dataclasses.asdict(report), default=str, indent=1).encode()
-    with part_file(path, len(text)) as out:
-        out.write(text)
+    write_file(path, text)
     return report
 
 

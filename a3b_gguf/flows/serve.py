@@ -1,16 +1,19 @@
-"""From a plan to a served model: checks the port, reads the text side of the file, starts the engine, serves until a signal."""
+"""From a plan to a served model: takes the port, reads the text side of the file, starts the engine, serves until a signal."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 from a3b_gguf.errors import UsageError
+from a3b_gguf.flows.plan_facts import read_facts
 from a3b_gguf.flows.plan_here import refuse_absent_gpus
 from a3b_gguf.flows.prompts import chat_template_of, profile_of
 from a3b_gguf.gguf_file import GGUFFile, read_gguf
@@ -22,7 +25,7 @@ from a3b_gguf.llama.pooling import pooling_of
 from a3b_gguf.llama.vocab import Vocab
 from a3b_gguf.planner.check import compare
 from a3b_gguf.planner.plan import Plan
-from a3b_gguf.prompt import control_tokens
+from a3b_gguf.prompt import Profile, control_tokens
 from a3b_gguf.template import Template, open_template, published_text
 from a3b_gguf.units import parse_bytes
 from a3b_server.app import create_app
@@ -49,53 +52,73 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Where and how the server listens. origins: web pages of which addresses may ask (CORS), none by default; n_waiting: requests that may
-    wait for a slot before others are turned away; states: where texts are kept when the server ends."""
+    """Who is let in, and how. origins: web pages of which origins may ask (CORS), none by default; n_waiting: requests that may wait for a
+    slot before others are turned away; states: where texts are kept when the server ends."""
 
-    host: str = "127.0.0.1"
-    port: int = 8080
     origins: tuple[str, ...] = ()
     n_waiting: int = N_WAITING
     clip: ClipConfig | None = None
     states: StatesConfig | None = None
 
 
-def serve_plan(plan: Plan, plan_json: Mapping[str, Any], door: Door, options: Options, told: Told) -> None:
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """What is ready before a plan is: a socket that listens, its base URL, how the model is spoken to. pools: it makes vectors."""
+
+    socket: socket
+    url: str
+    file: GGUFFile
+    template: Template
+    profile: Profile
+    pools: bool
+
+
+@contextmanager
+def open_entrance(model: Path, host: str, port: int) -> Iterator[Entrance]:
+    """Checks what is cheap to check, before anything slow is done; clients that come while it is done wait.
+
+    Raises BadInput for a file that is no model, or that does not say how it is spoken to, MachineLacks for a port that is taken.
+    """
+    read_facts(model)
+    file = read_gguf(model)
+    pools = pooling_of(file) is not None
+    template = _template(file, pools)
+    profile = profile_of(file, template)
+    with listen(host, port) as taken:
+        yield Entrance(taken, address(host, taken.getsockname()[1]), file, template, profile, pools)
+
+
+def serve_plan(plan: Plan, plan_json: Mapping[str, Any], door: Door, options: Options, told: Told, entrance: Entrance) -> None:
     """Serves the planned model until SIGTERM (returns) or SIGINT (KeyboardInterrupt). plan_json: what GET /plan answers.
 
-    Raises MachineLacks for a GPU that is not there and for a port that is taken, before anything is loaded; BadInput for a file that
-    has no chat template.
+    Raises MachineLacks for a GPU that is not there, before anything is loaded.
     """
     refuse_absent_gpus(plan)
     path, metrics = plan.facts.path, Metrics(planned(plan))
     for name, value in plan.environment:  # the engine's process inherits it; what the user has set stands
         os.environ.setdefault(name, value)
-    with listen(door.host, door.port) as socket, LlamaLog(limit=1000):
-        file = read_gguf(path)
-        pools = pooling_of(file) is not None
-        template = _template(file, pools)
-        with load_model(path, plan.load, vocab_only=True) as model:
-            config = EngineConfig(path, plan.load, door.clip, pools, door.states)
-            grace = SAVING_SECONDS if door.states else GRACE_SECONDS
-            supervisor = Supervisor(run_engine, config, door.n_waiting, make=metrics.generation, grace=grace)
-            vocab, profile = Vocab(model), profile_of(file, template)
-            service = Service(
-                engine=supervisor,
-                vocab=vocab,
-                template=template,
-                profile=profile,
-                model=SHARD_SUFFIX.sub("", path.stem),
-                created=int(path.stat().st_mtime),
-                options=options,
-                sampling=sampling_of(file),
-                controls=control_tokens(profile.controls, vocab),
-                grammar_fault=partial(check_grammar, vocab),
-                metrics=metrics,
-                plan=plan_json,
-                pools=pools,
-            )
-            told.listening(address(door.host, socket.getsockname()[1]))
-            serve(create_app(service, supervisor, door.origins), supervisor, socket, told.ready)
+    with LlamaLog(limit=1000), load_model(path, plan.load, vocab_only=True) as model:
+        config = EngineConfig(path, plan.load, door.clip, entrance.pools, door.states)
+        grace = SAVING_SECONDS if door.states else GRACE_SECONDS
+        supervisor = Supervisor(run_engine, config, door.n_waiting, make=metrics.generation, grace=grace)
+        vocab = Vocab(model)
+        service = Service(
+            engine=supervisor,
+            vocab=vocab,
+            template=entrance.template,
+            profile=entrance.profile,
+            model=SHARD_SUFFIX.sub("", path.stem),
+            created=int(path.stat().st_mtime),
+            options=options,
+            sampling=sampling_of(entrance.file),
+            controls=control_tokens(entrance.profile.controls, vocab),
+            grammar_fault=partial(check_grammar, vocab),
+            metrics=metrics,
+            plan=plan_json,
+            pools=entrance.pools,
+        )
+        told.listening(entrance.url)
+        serve(create_app(service, supervisor, door.origins), supervisor, entrance.socket, told.ready)
 
 
 def states_config(folder: Path | None, limit: str) -> StatesConfig | None:

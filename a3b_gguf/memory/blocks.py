@@ -14,7 +14,9 @@ class Blocks:
     def __init__(self, graph: Graph, widths: Widths, in_ram: dict[str, int]) -> None:
         self.graph, self.widths, self.in_ram = graph, widths, in_ram
         self.positions = Tensor(4 * widths.n_rows * widths.n_sections, kind="input")
-        self.k_index, self.v_index = (Tensor(8 * widths.n_rows, kind="input") for _ in "kv")
+        # Without flash attention V lies transposed, and each of a token's numbers has a place of its own.
+        places = max(kind.n_head_kv for kind in widths.layers) * widths.v_dim if widths.scores else 1
+        self.k_index, self.v_index = (Tensor(8 * widths.n_rows * n, kind="input") for n in (1, places))
         self.mask = Tensor(widths.mask, kind="input")
         self.k_rotation, self.v_rotation = (Tensor(F32 * side * side, kind="input") for side in widths.rotated)
         self.states = Tensor(4 * widths.n_seq, kind="input")
@@ -91,14 +93,25 @@ class Blocks:
         for tensor, index in ((k, self.k_index), (v, self.v_index)):
             self.store(self.view(tensor), index)
         cached = [self.cache(n_bytes) for n_bytes in self.kv_bytes]
-        mixed = Tensor(self.mixed_bytes(n_head_kv), (self.view(self.view(q)), *cached, self.mask))
-        out = self.view(mixed, (q_width, rows))
+        out = self.scored(q, *cached) if w.scores else self.mixed(q, n_head_kv, *cached)
         self.graph.expand(out)
         if w.rotated[1]:
             out = self.rotate(out, w.n_head * w.v_dim, self.v_rotation)
         if gate is not None:
             out = Tensor(F32 * q_width * rows, (out, self.over(gate)), (q_width, rows), reuses=True)
         return self.multiply("attn_output", w.n_embd, out)
+
+    def mixed(self, q: Tensor, n_head_kv: int, k: Tensor, v: Tensor) -> Tensor:
+        """Flash attention: one operation, nothing beside its result."""
+        mixed = Tensor(self.mixed_bytes(n_head_kv), (self.view(self.view(q)), k, v, self.mask))
+        return self.view(mixed, (self.widths.n_head * self.widths.k_dim, self.widths.n_rows))
+
+    def scored(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Without it: the scores of all pairs of tokens, made into shares where they are, times V."""
+        w = self.widths
+        size = F32 * w.n_head * w.v_dim * w.n_rows
+        shares = self.over(Tensor(w.scores, (k, self.view(self.view(q)))), self.mask)
+        return Tensor(size, (self.view(Tensor(size, (v, shares))),), (w.n_head * w.v_dim, w.n_rows))
 
     def mixed_bytes(self, n_head_kv: int) -> int:
         """The result of attention, and behind it f16 copies of the cache. Source: ggml_cuda_flash_attn_ext_get_f16_extra_data

@@ -19,7 +19,8 @@ from a3b_gguf.memory.graph import model_peaks, mtp_peaks
 from a3b_gguf.memory.placement import HOST, Placement
 from a3b_gguf.memory.settings import Settings
 from a3b_gguf.memory.term import Term
-from a3b_gguf.memory.widths import Widths, widths_of
+from a3b_gguf.memory.widths import Widths, score_bytes, widths_of
+from a3b_gguf.tensors import TYPES
 
 CHECKED = ("qwen35moe", "qwen3moe", "qwen3next", "llama")  # architectures whose graphs were compared with dry runs
 PIPELINE_COPIES = 4  # GGML_SCHED_MAX_COPIES of ggml/src/ggml-backend.cpp
@@ -40,7 +41,10 @@ def compute_buffers(facts: Facts, used: Sequence[Device], placement: Placement, 
     """
     widths = widths_of(facts, settings, facts.layers)
     if not used:
-        return [Term("compute buffer", HOST, replayed(widths, False).host, exact=facts.architecture in CHECKED)]
+        return [
+            Term("compute buffer", HOST, replayed(widths, False).host, exact=facts.architecture in CHECKED),
+            Term("attention scores as V is", HOST, converted_scores(facts, settings), exact=False),
+        ]
     all_layers, n_in_ram = placement.n_gpu_layers > facts.n_layer_all, len(placement.layers_on(HOST))
     moved = in_ram(facts, placement)
     host = replayed(widths, all_layers).host
@@ -62,6 +66,14 @@ def compute_buffers(facts: Facts, used: Sequence[Device], placement: Placement, 
             Term("staging of layers in RAM" if n_in_ram else "staging of experts", gpu.name, whole - max(plain, copying), exact=False),
         ]
     return found
+
+
+def converted_scores(facts: Facts, settings: Settings) -> int:
+    """The CPU's work space: the scores once more, in the type of V, before they are multiplied by it. llama.cpp does not print it.
+
+    Source: ggml_graph_plan in ggml/src/ggml-cpu/ggml-cpu.c (GGML_OP_MUL_MAT).
+    """
+    return 0 if settings.kv_type_v == "f32" else score_bytes(facts, settings, settings.n_rows, TYPES[settings.kv_type_v].block_bytes)
 
 
 def pipeline(widths: Widths, first: bool) -> int:

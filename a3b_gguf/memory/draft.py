@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from a3b_gguf.machine import Device
 from a3b_gguf.memory.cache import F32, kv_row_bytes
-from a3b_gguf.memory.compute import mtp_buffers
+from a3b_gguf.memory.compute import converted_scores, mtp_buffers
 from a3b_gguf.memory.facts import Facts
 from a3b_gguf.memory.placement import HOST, Placement
 from a3b_gguf.memory.settings import Settings
@@ -28,6 +28,7 @@ def mtp_context(facts: Facts, used: Sequence[Device], placement: Placement, sett
     return [
         Term("MTP context: KV cache", home, rows * settings.n_ctx),
         Term("MTP context: compute buffer", HOST, buffers.host, exact=False),
+        Term("MTP context: attention scores as V is", HOST, converted_scores(facts, settings), exact=False),
         *(Term("MTP context: compute buffer", gpu.name, buffers.device, exact=False) for gpu in used[-1:]),
         Term("MTP context: output buffer", HOST, F32 * facts.n_vocab * settings.n_seq_max),
         Term("hidden rows for drafts", HOST, 2 * F32 * settings.n_ubatch * facts.n_embd, exact=False),

@@ -38,6 +38,7 @@ class Widths:
     keys. joins_gates: beta and alpha of DeltaNet come from one matrix. picks_early: rows without logits are dropped in the last layer,
     not behind it. mask: bytes of the attention mask. rotated: side of the rotation of a quantized K and V, 0 without. f16_copies: bytes
     of a copy of K and of V for each head, where attention needs one. keeps_experts: results of experts stay until they are summed up.
+    scores: bytes of what all heads give all pairs of tokens, which are kept where there is no flash attention.
     """
 
     layers: tuple[LayerKind, ...]
@@ -69,6 +70,7 @@ class Widths:
     rotated: tuple[int, int]
     f16_copies: tuple[int, int] = (0, 0)
     keeps_experts: bool = False
+    scores: int = 0
 
     @property
     def hidden(self) -> int:
@@ -96,7 +98,7 @@ def widths_of(
     hybrid = facts.n_recurrent > 0
     most = MOST_LAYERS if hybrid else ALIKE_LAYERS
     return Widths(
-        layers=kinds if all_layers or n_in_ram else kinds[:most] if staged else stand_ins(kinds),
+        layers=kinds if all_layers or n_in_ram else kinds[:most] if staged or not settings.flash_attn else stand_ins(kinds),
         is_hybrid=hybrid,
         n_sections=4 if facts.architecture in SECTIONED else 1,
         norms_heads=facts.architecture in NORMED_HEADS,
@@ -121,9 +123,15 @@ def widths_of(
         n_seq=settings.n_seq_max,
         n_outputs=min(rows, max(settings.n_outputs_max, settings.n_seq_max)),
         n_draft=settings.n_draft,
-        mask=2 * settings.n_ctx_seq * rows,
+        mask=(2 if settings.flash_attn else F32) * settings.n_ctx_seq * rows,
+        scores=score_bytes(facts, settings, rows, F32),
         rotated=(rotation(settings.kv_type_k, facts.k_dim, facts.k_dim), rotation(settings.kv_type_v, facts.v_dim, 64)),
     )
+
+
+def score_bytes(facts: Facts, settings: Settings, rows: int, width: int) -> int:
+    """Scores of `rows` tokens with all that they see, for every head, in numbers of `width` bytes. Source: build_attn_mha."""
+    return 0 if settings.flash_attn else width * settings.n_ctx_seq * rows * facts.n_head
 
 
 def as_many_in_ram(layers: tuple[Layer, ...], n: int) -> int:
@@ -149,7 +157,7 @@ def stand_ins(kinds: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
     """The fewest layers that take the places that all take: two periods, three alike in a row doing as one does.
 
     A model that has no more than two periods stands for itself. Two of three can go because layers take the places of their results by
-    turns. tests/test_memory_graph.py compares with all layers.
+    turns; not where scores of attention are kept. tests/test_memory_graph.py compares with all layers.
     """
     if len(kinds) <= MOST_LAYERS:
         return kinds

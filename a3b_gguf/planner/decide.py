@@ -66,6 +66,7 @@ def load_params(draft: Draft) -> LoadParams:
         kv_type_k=settings.kv_type_k,
         kv_type_v=settings.kv_type_v,
         kv_unified=settings.kv_unified,
+        flash_attn=settings.flash_attn,
         reproducible=draft.wishes.kv_split,
         use_mmap=settings.use_mmap,
         n_threads=draft.n_threads,

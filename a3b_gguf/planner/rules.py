@@ -25,6 +25,9 @@ CHECKPOINTS = 512 * MIB
 CHECKPOINTS_KEPT = (1, 0)  # that a length nobody asked for leaves room for: the first that leaves a length at all
 MOST_CHECKPOINTS = 256  # that the engine keeps; see a3b_server.checkpoints
 CHECKPOINT_SHARE = 8  # an eighth of what RAM has left
+SCORE_SHARE = 4  # a quarter of what RAM has left
+SCORE_ROWS = 256  # tokens of a prompt: smaller pieces were measured no slower on a CPU, dense or experts, and have fewer scores
+FASTER = "after some thousand tokens a CPU was measured to write 1.4 to 2 times faster without it (benchmarks/bench_attention.py)"
 PINNED_TRAP = 8192 * MIB  # pinned memory from which Windows drivers were seen to refuse
 
 
@@ -99,6 +102,25 @@ def slots(draft: Draft) -> Draft:
     return draft.because("drafts", f"{drafts} tokens", f"asked for; guessed {by}{kept}")
 
 
+def attention(draft: Draft) -> Draft:
+    """Flash attention, but not on a CPU that has room for the scores of all pairs of tokens: there it makes long chats slow."""
+    settings, ram = draft.settings, draft.budgets[0]
+    if not TYPES[settings.kv_type_v].is_float:
+        return draft.because("flash attention", "on", "needed for a quantized V")
+    if draft.placement.uses_gpu:
+        return draft.because("flash attention", "on", "no scores of context times batch in memory")
+    if settings.kv_unified and settings.n_seq_max > 1:
+        why = "without it each slot would be compared with the tokens of all; --ctx-per-slot parts them"
+        return draft.because("flash attention", "on", why)
+    rows = settings.n_ubatch if draft.wishes.n_ubatch else min(settings.n_ubatch, max(SCORE_ROWS, settings.n_outputs_max))
+    trial = replace(draft, settings=replace(settings, flash_attn=False, n_ubatch=rows))
+    scores = max(0, trial.n_bytes - draft.n_bytes)
+    if scores > ram.room // SCORE_SHARE:
+        why = f"a CPU is faster without it in long chats, but {human_bytes(scores)} of scores are more than a quarter of what RAM has left"
+        return draft.because("flash attention", "on", why)
+    return trial.because("flash attention", "off", f"{FASTER}; takes {human_bytes(scores)} more")
+
+
 def batch(draft: Draft) -> Draft:
     """Says why prompts are read in pieces of this size, which the placement has chosen together with what stays in RAM."""
     rows, asked = draft.settings.n_ubatch, draft.wishes.n_ubatch
@@ -165,13 +187,11 @@ def checkpoints(draft: Draft) -> Draft:
 
 
 def outputs(draft: Draft) -> Draft:
-    """Logits only where a token is sampled, and flash attention always."""
+    """Logits only where a token is sampled."""
     saved = 4 * draft.facts.n_vocab * (draft.settings.n_rows - draft.settings.n_outputs_max)
     n = draft.settings.n_outputs_max
     value, whose = "1 row" if n == 1 else f"{n} rows", "slot and drafted token" if draft.settings.n_draft else "slot"
-    draft = draft.because("logits", value, f"one for each {whose}; one for every token would take {human_bytes(saved)} more")
-    why = "needed for a quantized V" if not TYPES[draft.settings.kv_type_v].is_float else "no scores of context times batch in memory"
-    return draft.because("flash attention", "on", why)
+    return draft.because("logits", value, f"one for each {whose}; one for every token would take {human_bytes(saved)} more")
 
 
 def margin(draft: Draft) -> Draft:
@@ -191,5 +211,5 @@ def margin(draft: Draft) -> Draft:
 Rule = Callable[[Draft], Draft]
 # Context first, since everything grows with it; the cache's type before placement, since it decides what is left for weights.
 RULES: tuple[Rule, ...] = (
-    context, slots, kv_cache_type, placement, batch, op_offload, threads, load_mode, checkpoints, outputs, margin,
+    context, slots, kv_cache_type, placement, attention, batch, op_offload, threads, load_mode, checkpoints, outputs, margin,
 )  # fmt: skip

@@ -20,6 +20,9 @@ LAYER_SECONDS, CROSSING_SECONDS = 55e-6, 140e-6  # starting one layer's kernels;
 PINNED_SHARE, MAPPED_SHARE = 0.80, 0.43  # of PCIe's bandwidth from pinned memory and from pages of a file
 MATRIX_SHARE = 0.20  # of the published matrix speed that a prompt reaches through many small experts
 CORE_FLOPS = 50e9  # multiply-adds of a common core on quantized blocks, a second
+# Multiply-adds a second of a core in attention, with flash attention and without it: two cores with AVX-512, heads of 256, after 2,000 to
+# 8,000 tokens (benchmarks/bench_attention.py).
+ATTENTION_FLASH, ATTENTION_PLAIN = 7e9, 9e9
 SPREAD = 0.25
 ASSUMED_PCIE, ASSUMED_RAM = 31.5e9, 51.2e9  # PCIe 4.0 with 16 lanes, two channels of DDR4-3200
 GPU_A_BYTE, GPU_LEAST, GPU_MOST = 37.0, 250e9, 900e9  # bandwidth of a card for each byte of its memory, as common cards have it
@@ -82,14 +85,24 @@ def assumed(machine: Machine, placement: Placement) -> tuple[str, ...]:
 
 
 def decode_seconds(facts: Facts, machine: Machine, placement: Placement, settings: Settings, n_past: int) -> float:
-    """One token after n_past others: every active weight and every cached row is read once."""
+    """One token after n_past others: every active weight and every cached row is read once; on a CPU arithmetic may take longer."""
     bytes_on = active_bytes(facts, placement)
+    seconds = 0.0
     for i, layer in enumerate(facts.layers):
         state = 2 * 4 * facts.ssm_state if layer.recurrent else 0  # read and written
-        bytes_on[placement.layers[i]] += kv_row_bytes(facts, layer.n_head_kv, settings) * n_past + state
-    seconds = sum(n_bytes / read_speed(machine, device) for device, n_bytes in bytes_on.items())
+        cached = kv_row_bytes(facts, layer.n_head_kv, settings) * n_past
+        bytes_on[placement.layers[i]] += cached + state
+        if placement.layers[i] == HOST and cached:
+            seconds += max(0.0, attention_seconds(facts, machine, settings, n_past) - cached / read_speed(machine, HOST))
+    seconds += sum(n_bytes / read_speed(machine, device) for device, n_bytes in bytes_on.items())
     crossings = {i for i in range(facts.n_layer) if placement.layers[i] != HOST and in_ram(facts, placement, i)}
     return seconds + LAYER_SECONDS * facts.n_layer + CROSSING_SECONDS * len(crossings)
+
+
+def attention_seconds(facts: Facts, machine: Machine, settings: Settings, n_past: int) -> float:
+    """Arithmetic of one layer on the CPU: each head multiplies one row of K and one of V for every cached token."""
+    speed = ATTENTION_FLASH if settings.flash_attn else ATTENTION_PLAIN
+    return facts.n_head * (facts.k_dim + facts.v_dim) * n_past / (speed * machine.n_cores)
 
 
 def active_bytes(facts: Facts, placement: Placement) -> dict[str, float]:

@@ -10,15 +10,31 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from a3b_gguf.errors import A3BError, MachineLacks
 
 PIPE_WIDTH = 160  # columns of a table when nobody says how wide the screen is
 
 
+class _Outlet(io.FileIO):
+    """Standard output or error. What nobody can take goes nowhere from then on: a reader who has seen enough, as `head`, is no failure
+    and changes no exit code. forgives: the errors that mean so."""
+
+    def __init__(self, number: int, forgives: type[OSError]) -> None:
+        super().__init__(number, "w", closefd=False)
+        self._forgives = forgives
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except self._forgives:
+            _forget(self.fileno())
+            return len(data)
+
+
 def prepare() -> None:
-    """Makes standard streams that can take whatever is written to them.
+    """Makes standard streams that can take whatever is written to them, also by what is not ours, as the help.
 
     A stream that was closed becomes /dev/null, or the next file that is opened would get its number and what llama.cpp prints. What
     the terminal's encoding lacks is written as an escape: a path may hold bytes that are no text at all.
@@ -31,18 +47,38 @@ def prepare() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    sys.stdout = _forgiving(sys.stdout, 1, BrokenPipeError)
+    sys.stderr = _forgiving(sys.stderr, 2, OSError)  # there is nowhere left to tell it
+
+
+def _forgiving(stream: TextIO, number: int, forgives: type[OSError]) -> TextIO:
+    """`stream` through an _Outlet, when it is the process's own and not one that captures."""
+    kinds = (io.BufferedWriter, io.FileIO)  # the latter under PYTHONUNBUFFERED
+    if not isinstance(stream, io.TextIOWrapper) or not isinstance(stream.buffer, kinds) or stream.fileno() != number:
+        return stream
+    stream.flush()
+    raw = _Outlet(number, forgives)
+    buffer = io.BufferedWriter(raw) if isinstance(stream.buffer, io.BufferedWriter) else raw
+    return io.TextIOWrapper(
+        buffer, stream.encoding, stream.errors, line_buffering=stream.line_buffering, write_through=stream.write_through
+    )
+
+
+def _forget(number: int) -> None:
+    """What is written to the descriptor from now on goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 @contextmanager
 def _to_stdout() -> Iterator[None]:
-    """A reader who has seen enough, as `head`, is no failure: the rest goes nowhere. A disk that is full is one."""
+    """A disk that is full is a failure."""
     try:
         yield
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         with suppress(OSError):  # what is still held would fail once more at the end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _forget(sys.stdout.fileno())
         raise MachineLacks(f"standard output: {error.strerror}", "free some space, or write elsewhere") from error
 
 
@@ -65,8 +101,7 @@ def say(text: str = "") -> None:
 
 def note(text: str) -> None:
     """One line to standard error: what a person should know and a pipe should not carry. Where nobody can read it, it is lost."""
-    with suppress(OSError):
-        sys.stderr.write(text + "\n")
+    sys.stderr.write(text + "\n")
 
 
 def _has_unicode() -> bool:

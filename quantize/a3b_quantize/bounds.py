@@ -13,7 +13,7 @@ from a3b_gguf.clip_bounds import MAGIC, RECORD, SITES, START, Bounds, Header, Re
 from a3b_gguf.gguf_file import GGUFFile
 from a3b_gguf.model_id import file_sha256
 from a3b_gguf.model_id import model_id as model_id
-from a3b_gguf.part import part_file
+from a3b_gguf.part import write_file
 from a3b_quantize.histogram import Histogram
 
 FRACTIONS = {"p50": 0.5, "p99": 0.99, "p99_9": 0.999, "p99_99": 0.9999}
@@ -38,8 +38,7 @@ def write_bounds(path: Path, header: Header, records: Sequence[Record]) -> None:
         for each in records
     )  # fmt: skip
     data = start.ljust(aligned(len(start)), b"\0") + b"".join(rows)
-    with part_file(path, len(data)) as out:
-        out.write(data)
+    write_file(path, data)
 
 
 def check_model(bounds: Bounds, file: GGUFFile, path: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from a3b_gguf.part import part_file
+from a3b_gguf.part import write_file
 from a3b_quantize.histogram import Histogram
 from a3b_quantize.histograms_file import pack, unpack
 from a3b_quantize.inputs import Sums
@@ -40,8 +40,7 @@ def save_state(path: Path, key: bytes, state: State) -> None:
     about = {"key": key.hex(), "done": state.done, "groups": list(state.groups), "group_of": state.group_of}
     data = io.BytesIO()
     np.savez(data, allow_pickle=False, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **arrays)
-    with part_file(path, data.tell()) as out:
-        out.write(data.getbuffer())
+    write_file(path, data.getbuffer())
 
 
 def load_state(path: Path, key: bytes) -> State | None:

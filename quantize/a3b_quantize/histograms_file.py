@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from a3b_gguf.clip_bounds import ALL_EXPERTS, SHARED_DOWN_IN, SITES, Header, header_of, nested_header
 from a3b_gguf.errors import BadInput
-from a3b_gguf.part import part_file
+from a3b_gguf.part import write_file
 from a3b_quantize.histogram import N_BINS, Histogram
 from a3b_quantize.sites import Ranges
 
@@ -33,8 +33,7 @@ def write_histograms(path: Path, header: Header, ranges: Ranges) -> None:
     text = np.frombuffer(json.dumps(nested_header(header), ensure_ascii=False).encode(), np.uint8)
     data = io.BytesIO()
     np.savez_compressed(data, allow_pickle=False, header=text, **pack(ranges))
-    with part_file(path, data.tell()) as out:
-        out.write(data.getbuffer())
+    write_file(path, data.getbuffer())
 
 
 def read_histograms(path: Path) -> tuple[Header, dict[tuple[int, str], Histogram]]:

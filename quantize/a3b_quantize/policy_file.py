@@ -31,7 +31,7 @@ from typing import Any
 
 from a3b_gguf.errors import BadInput
 from a3b_gguf.llama.ggml import WRITABLE
-from a3b_gguf.part import part_file
+from a3b_gguf.part import write_file
 from a3b_gguf.roles import ROLES
 from a3b_gguf.tensors import TYPES
 from a3b_quantize.file_types import FILE_TYPES
@@ -69,9 +69,7 @@ def read_policy(path: Path) -> Recipe:
 
 def write_policy(path: Path, policy: Recipe) -> None:
     """Writes a file that `read_policy` reads as the same policy."""
-    text = format_policy(policy).encode()
-    with part_file(path, len(text)) as out:
-        out.write(text)
+    write_file(path, format_policy(policy).encode())
 
 
 def format_policy(policy: Recipe) -> str:

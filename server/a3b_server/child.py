@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -39,10 +38,8 @@ class Child:
         theirs.close()  # or the pipe would never end
         self._writer = threading.Thread(target=self._write, name="engine-commands", daemon=True)
         self._writer.start()
-        if sys.platform == "win32":  # whose event loop cannot wait for a pipe
-            threading.Thread(target=self._read, name="engine-events", daemon=True).start()
-        else:  # without the hop from a thread of ours, which costs a tenth of a millisecond for each token
-            self._loop.add_reader(self._pipe.fileno(), self._readable)
+        # Not by a thread of ours that reads: the hop to the loop would cost a tenth of a millisecond for each token.
+        self._loop.add_reader(self._pipe.fileno(), self._readable)
 
     @property
     def pid(self) -> int | None:
@@ -85,15 +82,6 @@ class Child:
             return
         self._on_events(self, events)
 
-    def _read(self) -> None:
-        while True:
-            try:
-                events = self._pipe.recv()
-            except (EOFError, OSError):
-                break
-            self._loop.call_soon_threadsafe(self._on_events, self, events)
-        self._bury()
-
     def _bury(self) -> None:
         """Waits for the process, which closes its pipe a little before its end."""
         self._process.join()
@@ -109,4 +97,3 @@ def how(exitcode: int | None) -> str:
     if exitcode is not None and exitcode < 0:
         return f"signal {signal.Signals(-exitcode).name}"
     return f"exit code {exitcode}"
-

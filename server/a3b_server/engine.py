@@ -27,7 +27,7 @@ from a3b_server.messages import (
     TokenLogprobs,
     Tokens,
 )  # fmt: skip
-from a3b_server.pace import Pace
+from a3b_server.pace import EVEN, LEAST, Pace
 from a3b_server.picker import GrammarEnded, NotNumbers, Picker, logprobs
 from a3b_server.prefixes import Holding
 from a3b_server.scheduler import LEAST_CHUNK, Scheduler, Sequence, decode_call
@@ -54,17 +54,19 @@ class Options:
     reproducible: bool = False
     checkpoint_bytes: int = 0
     always_draft: bool = False
+    flash_attn: bool = True
 
 
 class Engine:
     """Owns the sequences of `context`; whoever opened the context closes it. emit is called between two calls of llama_decode.
 
     Use it from one thread. Requests are submitted and cancelled between steps only, so no call is ever interrupted.
+    clock: seconds. It tells when time limits pass and what calls cost, which decides how much of a prompt is read and whether to guess.
     """
 
     def __init__(
         self, context: Context, vocab: Vocab, limits: Limits, options: Options, emit: Emit, drafter: Drafter | None = None,
-        clock: Clock = time.monotonic,
+        clock: Clock = time.perf_counter,
     ) -> None:  # fmt: skip
         self._context, self._vocab, self._limits, self._options, self._emit, self._clock = context, vocab, limits, options, emit, clock
         # llama.cpp would compute rows of several prompts one prompt after the other all the same: llama-batch.cpp, split_equal.
@@ -72,7 +74,7 @@ class Engine:
         self.scheduler = Scheduler(limits, options.chunk, mixes)
         self.slots = Slots(context, limits, options.chunk if options.reproducible else 0, options.checkpoint_bytes, drafter)
         self._speculation = Speculation(drafter, options.reproducible, options.always_draft) if drafter else None
-        self._pace = Pace(self.scheduler.chunk, fixed=options.reproducible)
+        self._pace = Pace(self.scheduler.chunk, fixed=options.reproducible, even=EVEN if options.flash_attn else LEAST)
         self._batch, self._candidates = Batch(limits.n_batch), Candidates(limits.n_vocab)
         self._pickers: dict[str, Picker] = {}  # these by request
         self._thinking: dict[str, ThinkClock] = {}
@@ -126,9 +128,9 @@ class Engine:
         for rows in call.rows:
             sequence = self.scheduler.running[rows.seq]
             sequence.waited = now - sequence.arrived if sequence.waited is None else sequence.waited
-        n_rows, started = sum(len(rows.tokens) for rows in call.rows), time.perf_counter()
+        n_rows, started = sum(len(rows.tokens) for rows in call.rows), self._clock()
         self._run(call)
-        self._pace.note_chunk(n_rows, time.perf_counter() - started)
+        self._pace.note_chunk(n_rows, self._clock() - started)
         self._flush()
         return n_rows
 
@@ -182,17 +184,17 @@ class Engine:
     def _decode(self) -> int:
         """One step of all who generate; how many there were. Rows with drafts and rows without never share a call."""
         ready = self.scheduler.ready()
-        begun = started = time.perf_counter()
+        begun = started = self._clock()
         drafts = self._speculation.drafts(ready) if self._speculation and ready else {}
         for group in ([s for s in ready if s.seq in drafts], [s for s in ready if s.seq not in drafts]):
             for sequences in [[s] for s in group] if self._options.reproducible else [group] if group else []:
                 self._run(decode_call(sequences, drafts))
                 if self._speculation:
-                    now = time.perf_counter()
+                    now = self._clock()
                     self._speculation.costs.note(len(sequences), now - started, sequences[0].seq in drafts)
                     started = now
         if ready:
-            self._pace.note_step(time.perf_counter() - begun)
+            self._pace.note_step(self._clock() - begun)
         self._flush()
         return len(ready)
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from a3b_gguf.llama.buffers import Buffer
 from a3b_gguf.llama.params import LoadParams
-from a3b_server.clip import ClipConfig, ClipCounts
 from a3b_server.sampling import Sampling
+
+if TYPE_CHECKING:  # their module imports llama.cpp, which only the engine's process needs
+    from a3b_server.clip import ClipConfig, ClipCounts
 
 # time: the request's own time limit passed.
 FinishReason = Literal["stop", "length", "cancelled", "time"]

@@ -12,12 +12,14 @@ WEIGHT = 0.3  # of the newest measurement
 
 
 class Pace:
-    """Learns what a step and a row of a prompt cost. most: rows of a chunk when nobody waits; fixed: always that many, for equal cuts."""
+    """Learns what a step and a row of a prompt cost. most: rows of a chunk when nobody waits; fixed: always that many, for equal cuts;
+    even: rows below which each may cost more.
+    """
 
-    def __init__(self, most: int, fixed: bool = False, target: float = TARGET_SECONDS) -> None:
-        self._most, self._fixed, self._target = most, fixed, target
+    def __init__(self, most: int, fixed: bool = False, target: float = TARGET_SECONDS, even: int = EVEN) -> None:
+        self._most, self._fixed, self._target, self._even = most, fixed, target, even
         self._step_seconds = 0.0
-        self._row_seconds: dict[bool, float] = {}  # by whether a chunk has at least EVEN rows
+        self._row_seconds: dict[bool, float] = {}  # by whether a chunk has at least so many rows
 
     def rows(self, n_writing: int, n_reading: int, waited: float = 0.0) -> int:
         """Rows to read now. n_writing: requests that wait for their next token meanwhile; n_reading: those that wait for their first;
@@ -26,19 +28,19 @@ class Pace:
         if not n_writing or self._fixed:
             return self._most
         if not self._row_seconds:
-            return min(EVEN, self._most)
+            return min(self._even, self._most)
         pause = min(LONGEST_SECONDS, max(self._target * max(1, n_reading), SHARE_OF_WAIT * waited))
         left = max(0.0, pause - self._step_seconds)
         even = self._row_seconds.get(True) or self._row_seconds[False]
-        if max(left, BEARABLE_SECONDS) >= EVEN * even:
-            return max(EVEN, int(left / even) // EVEN * EVEN)
+        if max(left, BEARABLE_SECONDS) >= self._even * even:
+            return max(self._even, int(left / even) // self._even * self._even)
         few = self._row_seconds.get(False) or self._row_seconds[True]
         return min(self._most, max(LEAST, int(left / few) // LEAST * LEAST))
 
     def note_chunk(self, n_rows: int, seconds: float) -> None:
         """A call with rows of prompts took so long."""
         if n_rows >= LEAST:
-            each, even = seconds / n_rows, n_rows >= EVEN
+            each, even = seconds / n_rows, n_rows >= self._even
             self._row_seconds[even] = each + (1 - WEIGHT) * (self._row_seconds.get(even, each) - each)
 
     def note_step(self, seconds: float) -> None:

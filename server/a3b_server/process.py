@@ -98,7 +98,7 @@ def _serve_pooling(model: LoadedModel, config: EngineConfig, inbox: SimpleQueue[
 
 def _options(config: EngineConfig) -> Options:
     params = config.params
-    return Options(params.n_ubatch, params.kv_unified, params.reproducible, params.checkpoint_bytes)
+    return Options(params.n_ubatch, params.kv_unified, params.reproducible, params.checkpoint_bytes, flash_attn=params.flash_attn)
 
 
 def _drafter(

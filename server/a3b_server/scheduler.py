@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from a3b_server.calls import Call, Limits, Rows
 from a3b_server.messages import Submit
 
-# CPU flash attention takes another path below this many rows; a last chunk of fewer gives slightly other logits.
+# CPU flash attention takes another path below this many rows; a last chunk of fewer gives slightly other logits, and costs more a row.
 LEAST_CHUNK = 64
 
 

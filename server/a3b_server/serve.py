@@ -30,14 +30,13 @@ def listen(host: str, port: int) -> socket.socket:
 
     Raises MachineLacks when the port is taken, UsageError when there is no such address.
     """
-    if not 0 <= port <= 65535:
-        raise UsageError(f"--port: {port} is not a port", "a number from 1 to 65535, or 0 for any that is free")
+    hint = "use 127.0.0.1 for this machine, 0.0.0.0 for all its networks"
+    if not host:  # which the system would take for all networks
+        raise UsageError("--host: the address is empty", hint)
     try:
         family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise UsageError(
-            f"--host: {host!r} is no address: {error}", "use 127.0.0.1 for this machine, 0.0.0.0 for all its networks"
-        ) from error
+    except (OSError, UnicodeError) as error:  # the latter for a name that could not be looked up: of 64 letters between two dots
+        raise UsageError(f"--host: {host!r} is no address: {error}", hint) from error
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:

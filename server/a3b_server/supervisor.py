@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from typing import Any, Literal
 
@@ -60,7 +60,8 @@ class Supervisor:
         self.n_restarts = 0
         self._last_words: A3BError | None = None  # of the engine that lives
         self._is_up, self._stopping, self._deaths = False, False, 0
-        self._in_flight: dict[str, Any] = {}  # a Generation or an Embedding for every request, which gets its events
+        self._generations: dict[str, Generation] = {}  # in flight, by their id: what gets the events of a request
+        self._embeddings: dict[str, Embedding] = {}
         self._looking: list[asyncio.Future[Snapshot]] = []
         self._settled, self._gone = asyncio.Event(), asyncio.Event()
         self._child: Child | None = None
@@ -78,7 +79,7 @@ class Supervisor:
     @property
     def n_in_flight(self) -> int:
         """Requests that the engine has not finished with, those that wait or are being cancelled among them."""
-        return len(self._in_flight)
+        return len(self._generations) + len(self._embeddings)
 
     @property
     def pid(self) -> int | None:
@@ -104,7 +105,7 @@ class Supervisor:
         """Hands a request to the engine. Raises EngineUnavailable when there is none, QueueFull when too many wait."""
         child = self._ready_child()
         generation = self._make(request, self._cancel)
-        self._in_flight[request.id] = generation
+        self._generations[request.id] = generation
         child.send(request)
         return generation
 
@@ -112,7 +113,7 @@ class Supervisor:
         """The same for texts that are to become vectors."""
         child = self._ready_child()
         embedding = Embedding(request.id, self._cancel)
-        self._in_flight[request.id] = embedding
+        self._embeddings[request.id] = embedding
         child.send(request)
         return embedding
 
@@ -126,11 +127,15 @@ class Supervisor:
 
     def cancel(self, request_id: str) -> int:
         """Ends a request, all choices of it, that the engine has not finished with; how many of them there were."""
-        found = [name for name in self._in_flight if name == request_id or name.startswith(f"{request_id}-")]
-        for name in found:
-            self._in_flight[name].cancelled = True
+        found = [(name, waiting) for name, waiting in self._in_flight() if name == request_id or name.startswith(f"{request_id}-")]
+        for name, waiting in found:
+            waiting.cancelled = True
             self._cancel(name)
         return len(found)
+
+    def _in_flight(self) -> Iterator[tuple[str, Generation | Embedding]]:
+        yield from self._generations.items()
+        yield from self._embeddings.items()
 
     async def look(self) -> Snapshot:
         """What the engine does now. Raises EngineUnavailable when there is none."""
@@ -188,13 +193,12 @@ class Supervisor:
         for event in events:
             match event:
                 case Begun(request_id, n_cached):
-                    self._in_flight[request_id].n_cached = n_cached
+                    self._generations[request_id].n_cached = n_cached
                 case Tokens(pairs, logprobs):
                     for (request_id, token), told in zip_longest(pairs, logprobs):
-                        self._in_flight[request_id].put(Drawn(token, told))
+                        self._generations[request_id].put(Drawn(token, told))
                 case Finished() | Failed() | Embedded():
-                    self._in_flight.pop(event.id).put(RequestFailed(event.message) if isinstance(event, Failed) else event)
-                    self._served()
+                    self._end(event)
                 case Ready(facts):
                     self.facts, self._is_up = facts, True
                     self._settled.set()
@@ -205,8 +209,16 @@ class Supervisor:
                 case Dead():
                     self._last_words = _error(event)
 
-    def _served(self) -> None:
-        """Keeps the mean time between two ends, which tells when a full queue will have room."""
+    def _end(self, event: Finished | Failed | Embedded) -> None:
+        """Hands a request its last event. Keeps the mean time between two ends, which tells when a full queue will have room."""
+        match event:
+            case Finished():
+                self._generations.pop(event.id).put(event)
+            case Embedded():
+                self._embeddings.pop(event.id).put(event)
+            case Failed(request_id, message):
+                waiting = self._generations.pop(request_id, None) or self._embeddings.pop(request_id)
+                waiting.put(RequestFailed(message))
         self._deaths = 0
         now = time.monotonic()
         if self._last_end:
@@ -237,9 +249,10 @@ class Supervisor:
         self.start()
 
     def _end_all(self, message: str, retry_seconds: int | None) -> None:
-        for generation in self._in_flight.values():
-            generation.put(EngineUnavailable(message, retry_seconds))
-        self._in_flight.clear()
+        for _, waiting in self._in_flight():
+            waiting.put(EngineUnavailable(message, retry_seconds))
+        self._generations.clear()
+        self._embeddings.clear()
         for answer in self._looking:
             if not answer.done():
                 answer.set_exception(EngineUnavailable(message, retry_seconds))
