@@ -27,7 +27,7 @@ MOST_CHECKPOINTS = 256  # that the engine keeps; see a3b_server.checkpoints
 CHECKPOINT_SHARE = 8  # an eighth of what RAM has left
 SCORE_SHARE = 4  # a quarter of what RAM has left
 SCORE_ROWS = 256  # tokens of a prompt: smaller pieces were measured no slower on a CPU, dense or experts, and have fewer scores
-FASTER = "after some thousand tokens a CPU was measured to write 1.4 to 2 times faster without it (benchmarks/bench_attention.py)"
+FASTER = "after some thousand tokens a CPU was measured to write 1.4 to 2.4 times faster without it (benchmarks/bench_attention.py)"
 PINNED_TRAP = 8192 * MIB  # pinned memory from which Windows drivers were seen to refuse
 
 

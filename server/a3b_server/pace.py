@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TARGET_SECONDS = 0.28  # between two tokens while one prompt comes in; for every further one as much again
+TARGET_SECONDS = 0.26  # between two tokens while one prompt comes in; for every further one as much again
 LONGEST_SECONDS = 2.0
 SHARE_OF_WAIT = 0.1  # of what somebody waited before his prompt was begun: a pause that all who write can bear then
 LEAST = 16
