@@ -170,10 +170,3 @@ def test_a_thousand_random_steps(tiny_bf16: Path, n_draft: int, cache: str) -> N
     found = walk(tiny_bf16, params, 1000, 5)
     assert found.n_checked > 200
     assert found.n_recut <= 6
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize(("seed", "always"), [(121, True), (204, False)])
-def test_rows_that_are_right_only_in_the_order_of_their_cells(tiny_bf16: Path, seed: int, always: bool) -> None:
-    """Found among 47 walks: the router's choice is a near tie there. With flash attention rounding follows the order of the cells."""
-    assert walk(tiny_bf16, crowded(2), 500, seed, always).n_recut >= 3
