@@ -19,10 +19,12 @@ class OpenFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._descriptor = -1  # where opening fails there is nothing to close
         self._descriptor = os.open(path, os.O_RDONLY)
 
     def __del__(self) -> None:
-        os.close(self._descriptor)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
 
     def read(self, offset: int, n_bytes: int) -> bytes:
         """Exactly `n_bytes`. Raises BadInput when the file has become shorter than its header says."""

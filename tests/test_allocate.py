@@ -242,6 +242,9 @@ def test_dry_run_shows_size_and_loss(tiny_checkpoint: Path, tmp_path: Path) -> N
         (Options(), Target(bits_per_weight=0.1), "cannot be"),
         (Options(), Target(n_bytes=1, sensitivity="guess"), "no 'guess'"),
         (Options(), Target(n_bytes=1, candidates=("q9",)), "'q9' is no type"),
+        (Options(), Target(n_bytes=1, candidates=("q8_k",)), "'q8_k' is no type"),
+        (Options(), Target(n_bytes=1, candidates=("i32",)), "'i32' is no type"),
+        (Options(), Target(n_bytes=0), "--target-size: 0 bytes"),
     ],
 )
 def test_flags_that_cannot_be_obeyed(tiny_bf16: Path, options: Options, target: Target, words: str) -> None:

@@ -77,7 +77,7 @@ def test_a_conversation_that_the_template_refuses_is_left_out_with_a_note(tmp_pa
     found = chunks(read_sources([str(path)], strict), letters, 64)
     assert found.n_tokens == len("user:x") + 32
     assert found.notes == (
-        "2 conversations were left out, since the model's template does not take them; the first: a.jsonl, line 2: it knows no tools",
+        f"2 conversations were left out, since the model's template does not take them; the first: {path}, line 2: it knows no tools",
     )
 
 

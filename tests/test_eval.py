@@ -161,6 +161,11 @@ def test_command_prints_a_table_and_json(tiny_bf16: Path, iq4_nl: Path, tmp_path
         ({"data": Path("absent.txt")}, BadInput, "absent.txt: No such file"),
         ({"base": Path("absent.gguf")}, BadInput, "absent.gguf"),
         ({"threads": 0}, UsageError, "--threads: 0"),
+        ({"threads": 513}, UsageError, "--threads: 513"),
+        ({"threads": 1 << 31}, UsageError, "--threads: 2147483648"),
+        ({"kv_type": "f16/"}, UsageError, "no KV cache type ''"),
+        ({"n_gpu_layers": -1}, UsageError, "--n-gpu-layers: -1"),
+        ({"data": Path("/dev/null")}, BadInput, "/dev/null holds no text"),
     ],
 )
 def test_what_cannot_be_is_refused(tiny_bf16: Path, change: dict[str, object], error: type[A3BError], words: str) -> None:

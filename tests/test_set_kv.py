@@ -124,6 +124,7 @@ def test_it_goes_with_quantizing_too(tiny_bf16: Path, tmp_path: Path) -> None:
         ("my.byte=i8:-129", "'-129' is no i8: expected -128 to 127"),
         ("tokenizer.ggml.tokens=[]", "the vocabulary belongs to the rows of the embeddings"),
         ("general.architecture=llama", "the tensors are those of qwen35moe"),
+        ("tokenizer.ggml.bos_token_id=4096", "the vocabulary has the tokens 0 to 4,095"),
         ("split.count=2", "a3b writes this key itself"),
         ("general.alignment=u32:64", "a3b writes this key itself"),
         ("qwen35moe.block_count=3", "the file has 5 blocks, and layers of a hybrid cannot be pruned: DeltaNet and attention layers"),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 
 import typer
 
 from a3b_gguf import __version__
 from a3b_gguf.cli import calibrate, convert, doctor, inspect, models, plan, quantize, serve, toolbench, verify_prompt
 from a3b_gguf.cli import eval as eval_command
-from a3b_gguf.errors import A3BError, MachineLacks
+from a3b_gguf.errors import A3BError, MachineLacks, UsageError
 from a3b_gguf.openmp import spin_defaults
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -27,6 +28,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "toolbench": toolbench.command,
     "verify-prompt": verify_prompt.command,
 }
+
+SAY_IT_THEMSELVES = ("--host", "--api-key", "--cors")  # flags that an empty value is said of in better words
 
 
 def build() -> typer.Typer:
@@ -51,6 +54,14 @@ def build() -> typer.Typer:
     return app
 
 
+def check_arguments(arguments: list[str]) -> None:
+    """Raises UsageError for an empty one, which would be the current folder where a path is expected."""
+    for flag, value in pairwise(["", *arguments]):
+        if not value and flag not in SAY_IT_THEMSELVES:
+            what = f"{flag}: its value" if flag.startswith("--") else "an argument"
+            raise UsageError(f"{what} is empty", "is a variable of the shell not set?")
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"a3b {__version__}")
@@ -65,6 +76,7 @@ def main() -> None:
     prepare()
     try:
         try:
+            check_arguments(sys.argv[1:])
             build()()
         finally:
             flush()

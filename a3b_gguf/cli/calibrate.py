@@ -31,8 +31,8 @@ def command(
 
     options = Options(tuple(data), ctx, chunks, output_tensor, winsorize, enough, threads)
     if merge:
-        if data or chunks is not None:
-            raise UsageError("--merge runs nothing, so --data and --chunks mean nothing", "leave them out")
+        if options != Options():
+            raise UsageError("--merge runs nothing: it takes -o and --json, no other option has a meaning", "leave the others out")
         done = merge_folders(model, merge, output or default_folder(model))
     else:
         with progress.counted("calibrate", "tokens", quiet=json) as tell:

@@ -108,7 +108,7 @@ def command(
     target = None
     if target_size is not None or target_bpw is not None:
         size = None if target_size is None else parse_bytes(target_size, "--target-size")
-        names = CANDIDATES if candidates is None else tuple(candidates.lower().split(","))
+        names = CANDIDATES if candidates is None else tuple(name.strip() for name in candidates.lower().split(","))
         target = Target(size, target_bpw, sensitivity, names, tuple(sensitivity_data))
     elif sensitivity != "auto" or sensitivity_data or candidates is not None:
         raise UsageError("--sensitivity, --sensitivity-data and --candidates are for a target", "add --target-size or --target-bpw")

@@ -11,10 +11,10 @@ def command(
     questions: str = typer.Option("general", "--questions", help="general, tiny-a3b, or a TOML file of questions."),
     model: str = typer.Option("", "--model", help="The model's name there. [default: the first that it lists]"),
     api_key: str = typer.Option("", "--api-key", envvar="OPENAI_API_KEY", help="Sent as the bearer token."),
-    trials: int = typer.Option(3, "--trials", min=1, help="How often everything is asked; the worst trial counts."),
+    trials: int = typer.Option(3, "--trials", min=1, max=1000, help="How often everything is asked; the worst trial counts."),
     thinking: str = typer.Option("auto", "--thinking", help="on, off, or auto: as the server does by itself."),
-    max_tokens: int = typer.Option(4096, "--max-tokens", min=1, help="Most tokens of one answer, thinking among them."),
-    timeout: float = typer.Option(600.0, "--timeout", min=1, help="Seconds to wait for one answer."),
+    max_tokens: int = typer.Option(4096, "--max-tokens", min=1, max=1 << 30, help="Most tokens of one answer, thinking among them."),
+    timeout: float = typer.Option(600.0, "--timeout", min=1, max=86_400, help="Seconds to wait for one answer."),
     json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Ask an endpoint 24 questions, three points each: the right decision, the right arguments, the protocol kept."""

@@ -138,7 +138,7 @@ def _speaker(model: Path | None, profile: str | None) -> Speaker:
 
     if model is not None and profile is not None:
         raise UsageError("--model and --profile cannot both be given", "--model finds the profile in the file itself")
-    return speaker_of(model) if model is not None else Speaker(profile_named(profile or DEFAULT_PROFILE))
+    return speaker_of(model) if model is not None else Speaker(profile_named(DEFAULT_PROFILE if profile is None else profile))
 
 
 def _check(paths: list[Path], speaker: Speaker, policy: Policy, asked: Asked) -> bool:

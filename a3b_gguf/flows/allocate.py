@@ -12,9 +12,11 @@ from a3b_gguf.errors import AnswerIsNo, UsageError
 from a3b_gguf.flows.allocation_limits import Protection, limited, protections, told
 from a3b_gguf.flows.measure_sensitivity import WISHES, sensitivities, weighting
 from a3b_gguf.flows.protection import limits_for, protected
-from a3b_gguf.flows.quantize_options import Options, check_flags
+from a3b_gguf.flows.quantize_options import Options, check_flags, refuse_unwritable
 from a3b_gguf.flows.quantize_plan import Prepared, Source, default_output, open_source, prepare_with
 from a3b_gguf.gguf_file import DEFAULT_ALIGNMENT
+from a3b_gguf.llama.ggml import WRITABLE
+from a3b_gguf.part import written
 from a3b_gguf.tensors import TYPES, GGMLType
 from a3b_gguf.units import human_bytes
 from a3b_quantize.allocate import CANDIDATES, Chosen, Unit, allowed, choose, grouped, largest, smallest, unit
@@ -77,13 +79,17 @@ def check_target(target: Target) -> None:
     """Raises UsageError for a target that is none."""
     if target.n_bytes is not None and target.bits_per_weight is not None:
         raise UsageError("--target-size and --target-bpw exclude each other", "give one of them")
+    if target.n_bytes is not None and target.n_bytes < 1:
+        raise UsageError(f"--target-size: {target.n_bytes} bytes are no size", "write it like 16GiB, 16GB or 512MiB")
     if target.bits_per_weight is not None and not 0.5 < target.bits_per_weight < 64:
         raise UsageError(f"--target-bpw: {target.bits_per_weight} bits a weight cannot be", "write it like 4.3")
     if target.sensitivity not in WISHES:
         raise UsageError(f"--sensitivity: there is no {target.sensitivity!r}", f"known: {', '.join(WISHES)}")
-    unknown = [name for name in target.candidates if name not in TYPES or TYPES[name].is_float]
+    known = [kind.name for kind in WRITABLE if not kind.is_float]
+    unknown = [name for name in target.candidates if name not in known]
     if unknown:
-        raise UsageError(f"--candidates: {unknown[0]!r} is no type to choose", f"the default: {','.join(CANDIDATES)}")
+        hint = f"known: {', '.join(known)}; the default: {','.join(CANDIDATES)}"
+        raise UsageError(f"--candidates: {unknown[0]!r} is no type to choose", hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +125,28 @@ def prepare_allocated(
     for path in filter(None, (output, options.report)):  # before the long work
         if not path.parent.is_dir():
             raise UsageError(f"{path.parent} is not a folder", "the folder of the output must exist")
+        if write:
+            refuse_unwritable(path)
     unweighed = _unweighed(source, options)
     place = output or default_output(source, replace(unweighed.base, name=_name(target)))
+    if write:
+        _refuse_policy(place, options)
     _refuse_early(unweighed, place, target)
     return fit_target(_weighed(unweighed, target, shown), place, target, write)
+
+
+def policy_path(output: Path) -> Path:
+    """Where the choice of types is written: beside the output."""
+    return output.with_name(output.name.removesuffix(".gguf") + SUFFIX)
+
+
+def _refuse_policy(output: Path, options: Options) -> None:
+    """Raises UsageError when the policy's file has no place, before minutes of measuring."""
+    policy = written(policy_path(output), "the policy beside the output:")
+    refuse_unwritable(policy)
+    for path in filter(None, (options.report, *options.inputs)):
+        if path.resolve() == policy.resolve():
+            raise UsageError(f"{path} is where the policy beside the output is written", "choose another name with -o")
 
 
 def weigh(path: Path, options: Options, target: Target, shown: Callable[[str], Tell] | None = None) -> Weighed:
@@ -192,7 +216,7 @@ def fit_target(weighed: Weighed, output: Path, target: Target, write: bool) -> t
         largest=sized.at(largest(units)),
         measured=weighed.found.measured,
         how=weighed.found.how,
-        policy=output.with_name(output.name.removesuffix(".gguf") + SUFFIX) if write else None,
+        policy=policy_path(output) if write else None,
         notes=(*weighed.notes, *_notes(sized, units)),
         protected=sized.protected,
         free_loss=choose(free, chosen.n_bytes).loss if sized.protected else None,

@@ -28,6 +28,7 @@ from a3b_quantize.calibration_data import Chunks, Render, chunks, read_sources
 from a3b_quantize.calibration_memory import needed_bytes
 from a3b_quantize.calibration_state import FILE_NAME as STATE_NAME
 from a3b_quantize.coverage import LayerCoverage
+from a3b_quantize.encode import check_threads
 from a3b_quantize.histograms_file import FILE_NAME as HISTOGRAMS_NAME
 from a3b_quantize.histograms_file import write_histograms
 from a3b_quantize.imatrix import Imatrix, write_imatrix
@@ -106,7 +107,8 @@ def calibrate_file(
     sources = read_sources(options.data, renderer(file))
     mtp = has_mtp(file, shapes)
     params = LoadParams(n_ctx=options.n_ctx, load_mtp=mtp)
-    with LlamaLog(), output_folder(folder or default_folder(path)) as out, load_model(path, params) as model:
+    names = (IMATRIX_NAME, *((WINSORIZED_NAME,) if options.winsorize else ()), HISTOGRAMS_NAME, BOUNDS_NAME, STATE_NAME)
+    with LlamaLog(), output_folder(folder or default_folder(path), names) as out, load_model(path, params) as model:
         data = _chunks(model, sources, options)
         settings = _settings(options, parts, mtp)
         kept = out / STATE_NAME, _key(parts, data, settings)
@@ -130,7 +132,8 @@ def has_mtp(file: GGUFFile, names: Iterable[str]) -> bool:
 def _check(options: Options) -> None:
     if not LEAST_CTX <= options.n_ctx <= MOST_CTX:
         raise UsageError(f"--ctx: {options.n_ctx} tokens", f"it must be {LEAST_CTX} to {MOST_CTX:,}")
-    for flag, value, least in (("--chunks", options.most_chunks, 1), ("--threads", options.threads, 1), ("--enough", options.enough, 0)):
+    check_threads(options.threads)
+    for flag, value, least in (("--chunks", options.most_chunks, 1), ("--enough", options.enough, 0)):
         if value is not None and value < least:
             raise UsageError(f"{flag}: {value} is too small", f"it must be at least {least}")
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from a3b_gguf.errors import MachineLacks, UsageError
-from a3b_gguf.part import disk_error
+from a3b_gguf.part import disk_error, written
 
 IMATRIX_NAME = "imatrix.gguf"
 WINSORIZED_NAME = "imatrix-winsorized.gguf"
 
 
 @contextmanager
-def output_folder(folder: Path) -> Iterator[Path]:
-    """Makes the folder and keeps it for this process. Raises MachineLacks when another run writes there."""
+def output_folder(folder: Path, names: Sequence[str] = ()) -> Iterator[Path]:
+    """Makes the folder and keeps it for this process; when the work fails before it wrote anything, a new folder goes again.
+
+    names: files that will be written there. Raises MachineLacks when another run writes there, UsageError when one of them cannot be.
+    """
+    if str(folder) == "-":
+        raise UsageError("the output - is a pipe, not a folder", "name a folder with -o")
+    made = not folder.exists()
     try:
         folder.mkdir(exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -33,6 +39,20 @@ def output_folder(folder: Path) -> Iterator[Path]:
         os.close(descriptor)
         raise MachineLacks(f"{folder} is being written by another run", "wait for it, or write elsewhere with -o") from error
     try:
+        _check(folder, names)
         yield folder
+    except BaseException:
+        if made:
+            with suppress(OSError):  # it holds what can be continued
+                folder.rmdir()
+        raise
     finally:
         os.close(descriptor)
+
+
+def _check(folder: Path, names: Sequence[str]) -> None:
+    """Before the long work instead of after it."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"{folder}: no right to write there", "choose a folder that can be written")
+    for name in names:
+        written(folder / name)

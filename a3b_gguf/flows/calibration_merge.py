@@ -26,6 +26,9 @@ from a3b_quantize.sites import records
 
 def merge_folders(path: Path, folders: Sequence[Path], folder: Path) -> Calibrated:
     """Adds up what `a3b calibrate` wrote into `folders`, of the model at `path`: the same as one run over all their texts."""
+    twice = next((each for number, each in enumerate(folders) if each.resolve() in (other.resolve() for other in folders[:number])), None)
+    if twice is not None:
+        raise UsageError(f"--merge: {twice} is named twice, its text would count twice", "name each folder once")
     file = read_parts(path)[0]
     identity = model_id(file)
     total: dict[str, ImatrixEntry] = {}
@@ -49,7 +52,7 @@ def merge_folders(path: Path, folders: Sequence[Path], folder: Path) -> Calibrat
     digest = hashlib.sha256("".join(header.data_sha256 for header in headers).encode()).hexdigest()
     n_tokens = sum(header.tokens for header in headers)
     header = replace(header_for(file, n_tokens, " + ".join(names), digest), file_sha256=_common(header.file_sha256 for header in headers))
-    with output_folder(folder) as out:
+    with output_folder(folder, (IMATRIX_NAME, HISTOGRAMS_NAME, BOUNDS_NAME)) as out:
         write_imatrix(out / IMATRIX_NAME, Imatrix(total, sizes.pop(), n_chunks, names))
         write_histograms(out / HISTOGRAMS_NAME, header, ranges)
         write_bounds(out / BOUNDS_NAME, header, records(ranges))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ def refuse_embed(model: Path, output: Path) -> None:
     """Raises UsageError for an `output` that cannot be written, before an hour of work instead of after it."""
     if not written(output, "--embed:").parent.is_dir():
         raise UsageError(f"--embed: the folder of {output} does not exist", "name a .gguf file in one that does")
+    if not os.access(output.resolve().parent, os.W_OK | os.X_OK):
+        raise UsageError(f"--embed: no right to write into {output.parent}", "choose a place that can be written")
     parts = read_parts(model)
     if len(parts) > 1 and output.exists() and any(output.samefile(part.path) for part in parts):
         raise UsageError(f"--embed: {output} is a part of the model", "name another file: it will hold the whole model")

@@ -11,9 +11,11 @@ from a3b_gguf.errors import BadInput
 from a3b_gguf.gguf_file import GGUFFile
 from a3b_gguf.metadata import Metadata, array, f32, string, u32
 from a3b_gguf.split import read_parts
+from a3b_quantize.kernels import EFFORTS
 
 PREFIX = "a3b.quantize."
 NOT_KNOWN = -1.0  # GGUF arrays have no null
+LARGEST_F32 = 3.4028234663852886e38
 
 
 def report_metadata(path: Path, model: Path) -> Metadata:
@@ -22,13 +24,15 @@ def report_metadata(path: Path, model: Path) -> Metadata:
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         roles = found["roles"]
-        sizes = {each["name"]: (each["type"], each["nbytes"]) for each in found["tensors"]}
+        sizes = {_text(each["name"]): (each["type"], each["nbytes"]) for each in found["tensors"]}
+        if not sizes:
+            raise ValueError("it is about no tensor")
         result: Metadata = {
-            PREFIX + "kernel": string(found["kernel"]),
-            PREFIX + "effort": u32(int(found["effort"])),
-            PREFIX + "imatrix": string(found["imatrix"] or ""),
-            PREFIX + "error": f32(float(found["error"])),
-            PREFIX + "roles": array("str", [f"{row['role']} {row['type']} {row['group_size']}" for row in roles]),
+            PREFIX + "kernel": string(_text(found["kernel"])),
+            PREFIX + "effort": u32(_effort(found["effort"])),
+            PREFIX + "imatrix": string(_text(found["imatrix"] or "")),
+            PREFIX + "error": f32(_number(found["error"])),
+            PREFIX + "roles": array("str", [_role(row) for row in roles]),
             PREFIX + "errors": array("f64", [_number(row["error"]) for row in roles]),
             PREFIX + "weighted_errors": array("f64", [_number(row["weighted_error"]) for row in roles]),
         }
@@ -44,8 +48,33 @@ def report_metadata(path: Path, model: Path) -> Metadata:
     return result
 
 
-def _number(value: float | None) -> float:
-    return NOT_KNOWN if value is None else float(value)
+def _number(value: Any) -> float:
+    """Raises ValueError for what is no share of energy."""
+    if value is None:
+        return NOT_KNOWN
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < LARGEST_F32:
+        raise ValueError(f"{value!r} is no error of a quantization")
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
+
+
+def _effort(value: Any) -> int:
+    if value not in (0, *EFFORTS):  # 0: ggml's kernels
+        raise ValueError(f"{value!r} is no effort")
+    return int(value)
+
+
+def _role(row: Any) -> str:
+    """Three words, as the card takes them apart again."""
+    words = [_text(row["role"]), _text(row["type"]), str(row["group_size"])]
+    if any(not word or " " in word for word in words):
+        raise ValueError(f"{' '.join(words)!r} is no role, type and group size")
+    return " ".join(words)
 
 
 def report_lines(file: GGUFFile) -> Iterator[str]:

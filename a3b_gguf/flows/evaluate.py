@@ -28,13 +28,14 @@ from a3b_gguf.units import GIB, human_bytes
 from a3b_gguf.user_cache import cache_folder
 from a3b_quantize.base_logits import Key, check
 from a3b_quantize.calibration_data import LINES, read_sources
-from a3b_quantize.encode import usable_cores
+from a3b_quantize.encode import check_threads, usable_cores
 from a3b_quantize.evaluate import Scores, Text, chunked, compare_file, score, scores_of, tokens_sha256, write_base
 
 BUILT_IN = "evaluation.txt"
 CACHE_BYTES = 8 * GIB
 CACHE_SUFFIX = ".a3bbase"
 TOKENS = "tokenizer.ggml.tokens"
+MOST_LAYERS = 512  # llama.cpp takes no model with more. Source: LLAMA_MAX_LAYERS in src/llama-hparams.h
 
 # What a step of the work is called -> a context manager that yields tell(chunks done, chunks in all)
 Shown = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
@@ -152,13 +153,15 @@ def read_text(options: EvalOptions, file: GGUFFile) -> Text:
         raise BadInput(f"{options.data}: byte {error.start} is not UTF-8", "give a plain text file") from error
     except OSError as error:
         raise BadInput(f"{options.data}: {error.strerror}", "check the path given with --data") from error
+    if not text.strip():
+        raise BadInput(f"{options.data} holds no text", "give a text of at least --ctx tokens with --data")
     return Text(str(options.data), text.removesuffix("\n"), options.parse_special)
 
 
 def kv_types(wish: str) -> tuple[str, str]:
     """K and V of "q8_0" or "q8_0/q4_0". Raises UsageError that lists the types."""
-    k, _, v = wish.lower().partition("/")
-    pair = k, v or k
+    k, slash, v = wish.lower().partition("/")
+    pair = k, v if slash else k
     for kind in pair:
         if kind not in KV_TYPES:
             raise UsageError(f"--kv-type: there is no KV cache type {kind!r}", f"known: {', '.join(KV_TYPES)}, or two as K/V")
@@ -167,13 +170,12 @@ def kv_types(wish: str) -> tuple[str, str]:
 
 def load_params(options: EvalOptions) -> LoadParams:
     """How models are loaded: on the GPUs where there are any and --n-gpu-layers does not say otherwise."""
-    if options.threads is not None and options.threads < 1:
-        raise UsageError(f"--threads: {options.threads} is not a number of threads", "it must be at least 1")
+    check_threads(options.threads)
+    if options.n_gpu_layers is not None and options.n_gpu_layers < 0:
+        raise UsageError(f"--n-gpu-layers: {options.n_gpu_layers} cannot be", "0 leaves all in RAM; for all on the GPUs leave it out")
     threads = options.threads or usable_cores()
-    layers = options.n_gpu_layers
-    if layers is None:
-        layers = 999 if gpus() else 0
-    moved = tuple(range(options.n_cpu_moe))
+    layers = min(MOST_LAYERS, options.n_gpu_layers) if options.n_gpu_layers is not None else MOST_LAYERS if gpus() else 0
+    moved = tuple(range(min(MOST_LAYERS, options.n_cpu_moe)))
     return LoadParams(n_ctx=options.n_ctx, n_gpu_layers=layers, cpu_expert_layers=moved, n_threads=threads, n_threads_batch=threads)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from a3b_gguf.flows.allocate import Allocation
 from a3b_gguf.flows.bounds import Measured, measure_bounds
 from a3b_gguf.flows.quantize_options import Options as Options
+from a3b_gguf.flows.quantize_options import refuse_unwritable
 from a3b_gguf.flows.quantize_plan import Prepared, prepare
 from a3b_gguf.flows.quantize_plan import default_output as default_output
 from a3b_gguf.flows.quantize_report import Report, write_report
@@ -92,6 +93,8 @@ def run(
     say: Callable[[str], None] | None = None,
 ) -> Quantized:
     """Writes what was prepared; as `quantize_file`."""
+    for path in filter(None, (prepared.files[0].path, options.report)):
+        refuse_unwritable(path)
     if options.encoder == "fast":
         make_ready({each.type.name for each in prepared.assignments if each.type != each.source}, say or (lambda text: None))
     notes = write_files(prepared.files, progress and WeightRate(progress, prepared.assignments), prepared.key)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from a3b_gguf.errors import UsageError
 from a3b_quantize.edits import Edits
-from a3b_quantize.encode import KERNELS, Encoding
+from a3b_quantize.encode import KERNELS, Encoding, check_threads
 from a3b_quantize.kernels import DEFAULT_EFFORT, EFFORTS
 from a3b_quantize.policy import Choice
 
@@ -46,7 +47,7 @@ class Options:
 
     @property
     def encoder(self) -> str:
-        return self.kernel or ("ggml" if self.stock else "fast")
+        return ("ggml" if self.stock else "fast") if self.kernel is None else self.kernel
 
     @property
     def encoding(self) -> Encoding:
@@ -76,8 +77,7 @@ def check_flags(options: Options) -> None:
     """Raises UsageError for flags that cannot be obeyed, before anything is opened."""
     if options.encoder not in KERNELS:
         raise UsageError(f"--kernel: there is no {options.encoder!r}", f"known: {', '.join(KERNELS)}")
-    if options.threads is not None and options.threads < 1:
-        raise UsageError(f"--threads: {options.threads} is not a number of threads", "it must be at least 1")
+    check_threads(options.threads)
     if options.effort is not None and options.effort not in EFFORTS:
         raise UsageError(f"--effort: there is no {options.effort}", f"known: {', '.join(map(str, EFFORTS))}")
     if options.effort is not None and options.encoder == "ggml":
@@ -87,6 +87,12 @@ def check_flags(options: Options) -> None:
     if options.calibration and not (options.calibration / IMATRIX_NAME).is_file():
         hint = "make it with `a3b calibrate MODEL.gguf -o DIR`, or name a file with --imatrix"
         raise UsageError(f"--calibration: {options.calibration} holds no {IMATRIX_NAME}", hint)
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raises UsageError when the folder of an output takes no new file: said before the work instead of after it."""
+    if path.parent.is_dir() and not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{path}: no right to write into {path.parent}", "choose a place that can be written")
 
 
 def refuse_layers(asked: str | None) -> None:

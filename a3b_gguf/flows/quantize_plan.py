@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from a3b_gguf.clip_bounds import FILE_NAME
-from a3b_gguf.errors import UsageError
+from a3b_gguf.errors import BadInput, UsageError
 from a3b_gguf.fingerprint import fingerprint
 from a3b_gguf.flows.models import open_model
 from a3b_gguf.flows.protection import protected
@@ -104,11 +104,23 @@ def prepare_with(source: Source, policy: Policy, output: Path, options: Options,
 def open_source(path: Path, options: Options, policy: Policy) -> Source:
     """The model with its edits made, and its importance. Raises BadInput for a source that is quantized, unless that is allowed."""
     model = open_model(path)
+    if not policy.copies:
+        _refuse_no_model(path, model)
     notes = () if policy.copies else refuse_quantized(model, options.allow_requantize)
     edited = edit(decoded(model), options.edits)
     files = tuple(filter(Path.is_file, path.iterdir())) if path.is_dir() else tuple(part.path for part in read_parts(path))
     weights = read_weights(edited, options.imatrix_path, plain=options.stock) if options.imatrix_path else None
     return Source(edited.model, files, weights, (*edited.model.notes, *notes, *(weights.notes if weights else ())))
+
+
+def _refuse_no_model(path: Path, model: Model) -> None:
+    """Raises BadInput for a file that is part of a model or about one: the choice of types is made for whole language models."""
+    field = model.metadata.get("general.type")
+    kind = "mmproj" if model.architecture == "clip" else "model" if field is None else str(field.value)
+    if kind != "model":
+        raise BadInput(f"{path} is of general.type {kind!r}, expected a model", "give the model's own file; --type copy takes any")
+    if not model.tensors:
+        raise BadInput(f"{path} holds no tensors", "give a file with the model's weights; this may be a vocabulary alone")
 
 
 def read_weights(edited: Edited, path: Path, plain: bool) -> Weights:

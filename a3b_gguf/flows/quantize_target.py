@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
-from a3b_gguf.flows.allocate import Target, Tell, prepare_allocated
+from a3b_gguf.flows.allocate import Target, Tell, check_target, prepare_allocated
 from a3b_gguf.flows.bounds import Measured, measure_bounds
 from a3b_gguf.flows.quantize import Quantized, planned, run
-from a3b_gguf.flows.quantize_options import Options
+from a3b_gguf.flows.quantize_options import Options, check_flags
 from a3b_gguf.gguf_write import Progress
 from a3b_quantize.kernels import make_ready
 
@@ -47,7 +47,9 @@ def plan_to_target(
 
 
 def ready(options: Options, target: Target, say: Callable[[str], None] | None) -> None:
-    """Compiles the kernels that weighing needs; `say` is told before."""
+    """Compiles the kernels that weighing needs; `say` is told before. Raises UsageError for what would make that useless."""
+    check_target(target)
+    check_flags(options)
     if options.encoder == "fast":
         make_ready(set(target.candidates), say or (lambda text: None))
 

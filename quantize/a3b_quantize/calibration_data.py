@@ -28,12 +28,13 @@ Tokenize = Callable[[str], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One text. documents: in its order; refused: why a conversation was left out, one reason each."""
+    """One text. documents: in its order; refused: why a conversation was left out, one reason each; path: as the user named it."""
 
     name: str
     data: bytes = field(repr=False)
     documents: tuple[str, ...] = field(repr=False)
     refused: tuple[str, ...] = ()
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +56,14 @@ def read_sources(names: Sequence[str], render: Render) -> tuple[Source, ...]:
     found: list[Source] = []
     for name in names or (BUILTIN,):
         if name == BUILTIN:
-            found += [_source(f"{BUILTIN}/{part}", text, part, render) for part, text in builtin()]
+            found += [_source(f"{BUILTIN}/{part}", text, f"{BUILTIN}/{part}", render) for part, text in builtin()]
             continue
         path = Path(name)
         try:
             data = path.read_bytes()
         except OSError as error:
             raise BadInput(f"{path}: {error.strerror}", f"give a text file, a .jsonl, or `{BUILTIN}`") from error
-        found.append(_source(path.name, data, path.name, render))
+        found.append(_source(path.name, data, str(path), render))
     return tuple(found)
 
 
@@ -84,7 +85,9 @@ def chunks(sources: Sequence[Source], tokenize: Tokenize, n_ctx: int, bos: int |
         cut = _cut([token for text in source.documents for token in tokenize(text)], n_ctx, bos)
         dealt += [((i + 0.5) / len(cut), number, chunk) for i, chunk in enumerate(cut)]
     if not dealt:
-        raise BadInput(f"the text has fewer than {FEWEST_TOKENS} tokens", "give more text")
+        told = " and ".join(source.path for source in sources)
+        why = "; ".join(_refusals(sources))
+        raise BadInput(f"{told}: there are fewer than {FEWEST_TOKENS} tokens of text" + (f"; {why}" if why else ""), "give more text")
     names = tuple(dict.fromkeys(BUILTIN_NAME if each.name.startswith(f"{BUILTIN}/") else each.name for each in sources))
     digest = hashlib.sha256(b"".join(source.data for source in sources)).hexdigest()
     return Chunks(tuple(chunk for _, _, chunk in sorted(dealt, key=lambda each: each[:2])), " + ".join(names), digest, _refusals(sources))
@@ -98,22 +101,22 @@ def _cut(tokens: Sequence[int], n_ctx: int, bos: int | None) -> list[tuple[int, 
     return cut if bos is None else [(bos, *chunk[1:]) for chunk in cut]
 
 
-def _source(name: str, data: bytes, file_name: str, render: Render) -> Source:
+def _source(name: str, data: bytes, path: str, render: Render) -> Source:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise BadInput(f"{name}: byte {error.start} is not UTF-8", "convert the file to UTF-8") from error
-    if not file_name.endswith(LINES):
-        return Source(name, data, (text,) if text else ())
+        raise BadInput(f"{path}: byte {error.start} is not UTF-8", "convert the file to UTF-8") from error
+    if not path.endswith(LINES):
+        return Source(name, data, (text,) if text else (), path=path)
     documents: list[str] = []
     refused: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
-                documents.append(_document(line, f"{name}, line {number}", render))
+                documents.append(_document(line, f"{path}, line {number}", render))
             except _Refused as error:
                 refused.append(str(error))
-    return Source(name, data, tuple(documents), tuple(refused))
+    return Source(name, data, tuple(documents), tuple(refused), path)
 
 
 class _Refused(Exception):

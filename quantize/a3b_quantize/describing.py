@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from a3b_gguf.metadata import Field
+from a3b_gguf.metadata import Field, SkippedArray
 from a3b_gguf.roles import layer_of, recurrent_layers
 from a3b_gguf.tensors import Model
 
 TOKENS = ("tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type", "tokenizer.ggml.merges")
 # Keys that say how the file is laid out: a3b writes them itself.
 LAYOUT = ("split.no", "split.count", "split.tensors.count", "general.alignment", "general.quantization_version")
+TOKEN_ID = re.compile(r"tokenizer\.ggml\.\w+_token_id")
 # Of the architecture: together they make up shapes, or choose what a layer is. No other value fits the tensors that are there.
 FIXED = re.compile(
     r"attention\.(head_count|head_count_kv|key_length|value_length|recurrent_layers|key_length_mla|value_length_mla|kv_lora_rank|q_lora_rank)"
@@ -28,6 +29,8 @@ def contradiction(model: Model, key: str, value: Any) -> str:
         return "a3b writes this key itself, it belongs to the layout of the file"
     if key == "general.architecture":
         return f"the tensors are those of {model.architecture}, by name and shape"
+    if TOKEN_ID.fullmatch(key):
+        return _token(model, value)
     arch, _, name = key.partition(".")
     if arch != model.architecture:
         return ""
@@ -56,6 +59,12 @@ def from_tensors(model: Model) -> dict[str, int]:
         ("feed_forward_length", "ffn_down.weight", -1),
     )  # fmt: skip
     return found | {key: shapes[name][axis] for key, name, axis in axes if name in shapes}
+
+
+def _token(model: Model, value: Any) -> str:
+    tokens = model.metadata.get(TOKENS[0])
+    count = None if tokens is None else tokens.value.count if isinstance(tokens.value, SkippedArray) else len(tokens.value)
+    return "" if count is None or 0 <= value < count else f"the vocabulary has the tokens 0 to {count - 1:,}"
 
 
 def _experts_used(model: Model, value: Any) -> str:

@@ -23,6 +23,8 @@ from a3b_quantize.kernels import KERNELS as FAST_KERNELS
 from a3b_quantize.pipeline import Chunk, Pipeline, Work
 from a3b_quantize.weighting import Importance, by_matrix, check_importance, revived
 
+MOST_THREADS = 512  # of llama.cpp. Source: GGML_MAX_N_THREADS in ggml.h
+
 # Rows [n, columns], their importance [columns] or None, to blocks [n, bytes of a row]; releases the GIL while it works.
 Kernel = Callable[[NDArray[np.float32], NDArray[np.float32] | None], NDArray[np.uint8]]
 
@@ -122,6 +124,12 @@ def check_group_size(name: str, kind: GGMLType, group_size: int, kernel: str) ->
 def usable_cores() -> int:
     """Cores that this process may use, which in a container can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_threads(threads: int | None) -> None:
+    """Raises UsageError for a number of --threads that cannot be; None leaves it to us. llama.cpp ends the process beyond the most."""
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise UsageError(f"--threads: {threads} is not a number of threads", f"it must be 1 to {MOST_THREADS}")
 
 
 def check_finite(tensor: TensorSource, first_row: int, rows: NDArray[np.float32]) -> None:

@@ -8,7 +8,9 @@ what went wrong is the last line of standard error.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -31,6 +33,7 @@ from a3b_quantize.sites import Sites, experts_by_layer, records
 
 DATA_NAME = "a3b built-in text"
 MAX_TOKENS = 512
+PR_SET_PDEATHSIG = 1  # Source: linux/prctl.h
 ROWS = 64  # tokens in a batch: little memory beside a model that may only just fit
 
 
@@ -64,6 +67,12 @@ def header_for(file: GGUFFile, n_tokens: int, data_name: str, data_sha256: str) 
     )
 
 
+def _end_with_parent() -> None:
+    """A parent that is killed has no time to end its child, which would go on for minutes and write a file that nobody waits for."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Entry of the child process. Returns its exit code."""
     path, out, n_threads = Path(arguments[0]), Path(arguments[1]), int(arguments[2])
@@ -78,4 +87,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    _end_with_parent()
     sys.exit(main(sys.argv[1:]))

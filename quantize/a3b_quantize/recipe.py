@@ -34,7 +34,8 @@ def load_policy(text: str) -> Recipe:
         return _shipped(POLICIES, name)
     near = get_close_matches(name, names(POLICIES), 1)
     asked = f"; did you mean {near[0]}?" if near else ""
-    raise UsageError(f"--policy: there is no file {text}{asked}", f"give a TOML file, or a shipped one: {', '.join(names(POLICIES))}")
+    wrong = f"{text} is not a file but a folder, a device or a pipe" if path.exists() else f"there is no file {text}{asked}"
+    raise UsageError(f"--policy: {wrong}", f"give a TOML file, or a shipped one: {', '.join(names(POLICIES))}")
 
 
 def _shipped(folder: str, name: str) -> Recipe:
