@@ -30,10 +30,12 @@ from served import served
 
 MODEL = "tiny"
 CALL = "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"
+LONG_TEXT = "A long \"quoted\" line \\ of text.\n" * 12
 SCRIPTS: dict[str, tuple[str, Ending]] = {
     "capital": ("The capital of Chile is Santiago.", "stop"),
     "think": ("It asks for a capital.\nChile's is Santiago.\n</think>\n\nSantiago.", "stop"),
     "call": ("Let me look.\n" + CALL, "stop"),
+    "long call": (CALL.replace("Paris", LONG_TEXT), "stop"),
     "two calls": (CALL + "\n" + CALL.replace("Paris", "Lima"), "stop"),
     "emoji": ("Santé 🙂 日本語 done", "stop"),
     "nothing": ("", "stop"),

@@ -78,6 +78,13 @@ def run_never_ready(pipe: Connection, config: None) -> None:
         pass
 
 
+def run_deaf(pipe: Connection, config: FakeConfig) -> None:
+    """Target of a process that is ready, and then in the middle of a call for ever."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pipe.send((Ready(config.facts),))
+    signal.pause()
+
+
 class Fake:
     """Who waits and who runs. A silent request holds its slot and makes no work."""
 

@@ -19,7 +19,7 @@ from a3b_server.process import run_engine
 from a3b_server.sampling import Sampling
 from a3b_server.supervisor import Drawn, EngineUnavailable, QueueFull, Supervisor
 from engine_bench import GREEDY, PARAMS
-from fake_engine import Ending, FakeConfig, Script, run_fake
+from fake_engine import Ending, FakeConfig, Script, run_deaf, run_fake
 
 TURN, END = (1, 2), 9
 FACTS = Facts(n_ctx=4096, n_ctx_seq=1024, n_seq_max=2)
@@ -137,6 +137,26 @@ def test_stopping_while_it_waits_for_a_restart_ends_it() -> None:
         assert (supervisor.state, supervisor.pid) == ("dead", None)
         with pytest.raises(EngineUnavailable, match="shutting down"):
             supervisor.submit(request("b", "stop"))
+
+    session(work())
+
+
+def test_who_waits_learns_that_the_server_stops_before_an_engine_that_takes_its_time_has() -> None:
+    """Else the web server would lose its patience, and answers would end torn."""
+
+    async def work() -> None:
+        supervisor = Supervisor(run_deaf, FAKE, grace=600)
+        supervisor.start()
+        await supervisor.ready()
+        waiting = asyncio.create_task(collect(supervisor, request("a", "stop")))
+        await asyncio.sleep(0)
+        stopping = asyncio.create_task(supervisor.stop())
+        with pytest.raises(EngineUnavailable, match="shutting down"):
+            await waiting
+        assert supervisor.pid is not None
+        assert not stopping.done()
+        os.kill(supervisor.pid, signal.SIGKILL)
+        await stopping
 
     session(work())
 

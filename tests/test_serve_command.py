@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,6 +125,31 @@ def test_it_ends_on_ctrl_c_in_the_middle_of_an_answer(tiny_bf16: Path, inherited
         stream.close()
         assert served.process.wait(HANGS_SECONDS) == 130
         assert_all_gone(family)
+
+
+def test_a_second_ctrl_c_ends_answers_at_once_and_without_a_traceback(tiny_bf16: Path, tmp_path: Path) -> None:
+    here = ("--ctx", "60000", "--ram", "8GiB")
+    with (
+        (tmp_path / "errors").open("wb") as errors,
+        serving(tiny_bf16, *here, errors=errors) as served,
+        openai.OpenAI(base_url=served.url, api_key="none", max_retries=0) as client,
+    ):
+        family = served.family
+        asked = {"extra_body": {"ignore_eos": True}, "max_tokens": 50_000}
+        stream = client.chat.completions.create(  # type: ignore[call-overload]
+            model=tiny_bf16.stem, messages=[{"role": "user", "content": "Count."}], stream=True, **asked
+        )
+        next(iter(stream))
+        served.process.send_signal(signal.SIGINT)
+        with suppress(ConnectionError):
+            while True:  # until the first signal has arrived: it listens no more
+                socket.create_connection(("127.0.0.1", int(served.url.split(":")[2].split("/")[0]))).close()
+        served.process.send_signal(signal.SIGINT)
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(stream)
+        assert served.process.wait(HANGS_SECONDS) == 130
+        assert_all_gone(family)
+    assert (tmp_path / "errors").read_text() == ""
 
 
 def test_it_ends_when_its_terminal_goes_away(tiny_bf16: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 from collections.abc import Iterator
@@ -103,6 +104,23 @@ def test_unknown_fields_can_be_a_warning(tiny_bf16: Path) -> None:
         assert post(lenient, chat(temperature="1"))[0] == 400
 
 
+def test_what_is_not_served_inside_of_fields_can_be_a_warning(tiny_bf16: Path, server: Running) -> None:
+    said: dict[str, Any] = {
+        "stream_options": {"usage": 1}, "response_format": {"type": "text", "json_schema": {"x": 1}}, "reasoning_effort": "high",
+        "chat_template_kwargs": {"preserve_thinking": True, "enable_thinking": False}, "add_generation_prompt": False,
+    }  # fmt: skip
+    named = [
+        "unknown field stream_options.usage", "unknown field response_format.json_schema.x",
+        "chat_template_kwargs.preserve_thinking is not served", "reasoning_effort is not served", "add_generation_prompt is not served",
+    ]  # fmt: skip
+    with chat_server(tiny_bf16, Options(unknown="warn")) as lenient:
+        for path in ("/v1/chat/completions", "/apply-template"):
+            status, answer, headers = post(lenient, chat(**said), path)
+            assert (status, headers["X-A3B-Warnings"]) == (200, "; ".join(named)), answer
+    for name, value in said.items():
+        assert post(server, chat(**{name: value}))[0] == 400
+
+
 def test_developer_messages_can_be_mapped(tiny_bf16: Path, server: Running) -> None:
     messages = [{"role": "developer", "content": "Be brief."}, *ASK]
     assert post(server, chat(messages=messages))[1]["rule"] == "M024"
@@ -169,11 +187,14 @@ def test_messages_missing_are_named(server: Running) -> None:
     ("change", "param", "words"),
     [
         ({"tempreature": 1, "max_token": 5}, "tempreature", "unknown fields tempreature, max_token"),
-        ({"temperature": "1"}, "temperature", "valid number"),
+        ({"tempreature": 1}, "tempreature", "tempreature; leave it out, or have the server skip it with --unknown-fields warn"),
+        ({"temperature": "1"}, "temperature", 'valid number, found "1"'),
         ({"temperature": 2.5}, "temperature", "less than or equal to 2"),
         ({"temperature": True}, "temperature", "valid number"),
-        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"top_p": 1.5}, "top_p", "less than or equal to 1, found 1.5"),
+        ({"repetition_penalty": 1e-45}, "repetition_penalty", "greater than or equal to 0.01"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"max_tokens": 10**4300 - 1}, "max_tokens", "less than or equal to"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "differ"),
         ({"stop": ""}, "stop.0", "at least 1 character"),
         ({"stop": 5}, "stop", "valid list"),
@@ -188,6 +209,7 @@ def test_messages_missing_are_named(server: Running) -> None:
         ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repeat_penalty", "differ"),
         ({"logit_bias": {"50000": 1}}, "logit_bias", "no token; tokens are 0 to 4,095"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "no token"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "no token"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5", "less than or equal to 100"),
         ({"modalities": ["audio"]}, "modalities", "not served by this version"),
         ({"audio": {"voice": "x"}}, "audio", "not served by this version; leave it out"),
@@ -201,6 +223,7 @@ def test_messages_missing_are_named(server: Running) -> None:
         ({"reasoning_effort": "high"}, "reasoning_effort", "not served"),
         ({"thinking_budget": 0}, "thinking_budget", "greater than or equal to 1"),
         ({"time_limit_s": 0}, "time_limit_s", "greater than 0"),
+        ({"add_generation_prompt": False}, "add_generation_prompt", "not served; leave it out"),
         ({"enable_thinking": "false"}, "enable_thinking", "valid boolean"),
         ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}}, "enable_thinking", "both"),
         ({"chat_template_kwargs": {"enable_thinkng": False}}, "chat_template_kwargs", "does not read 'enable_thinkng'"),
@@ -222,6 +245,9 @@ def test_values_that_change_nothing_are_accepted(server: Running, name: str, val
 def test_what_clients_send_along_is_accepted(server: Running) -> None:
     extras = {"user": "u", "metadata": {"a": "b"}, "store": False, "parallel_tool_calls": True, "stop": None, "tools": None, "seed": -1}
     assert post(server, chat(**extras, stream_options=None, max_tokens=None, top_k=-1, min_p=0, temperature=0))[0] == 200
+    assert post(server, chat(logprobs=False, top_logprobs=0, top_p=0, temperature=1, add_generation_prompt=True))[0] == 200
+    begun = {"messages": [*ASK, {"role": "assistant", "content": "It"}], "enable_thinking": False, "continue_final_message": True}
+    assert post(server, {**begun, "add_generation_prompt": False}, "/apply-template")[0] == 200
     assert post(server, {"messages": [{"role": "user", "content": [{"type": "text", "text": "capital"}], "name": "bob"}]})[0] == 200
 
 
@@ -257,6 +283,26 @@ def test_paths_methods_and_models_that_are_not_there(server: Running) -> None:
         status, error, headers = post(server, b"", route.path.replace("{name}", "x"), "DELETE")
         assert (status, error["code"]) == (405, "method_not_allowed")
         assert route.method in headers["Allow"]
+        assert error["message"].endswith(f" answers {'GET, HEAD' if route.method == 'GET' else route.method}, not DELETE")
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"), ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/completions", "/v1/completions"),
+        ("/v1/chat/completions/", "/v1/chat/completions"), ("/v1/tokenize", "/tokenize"),
+    ],
+)  # fmt: skip
+def test_a_base_url_that_is_almost_right_is_told_the_path(server: Running, path: str, meant: str) -> None:
+    status, error, _ = post(server, chat(), path)
+    assert (status, error["message"]) == (404, f"there is nothing at POST {path}; POST {meant} is there")
+
+
+def test_a_compressed_body_is_refused_as_such(server: Running) -> None:
+    status, error, _ = post(server, gzip.compress(json.dumps(chat()).encode()), **{"Content-Encoding": "gzip"})
+    assert (status, error["code"], "send it as it is" in error["message"]) == (415, "unsupported_encoding", True)
+    assert post(server, chat(), **{"Content-Encoding": "identity"})[0] == 200
 
 
 def test_keys(tiny_bf16: Path) -> None:

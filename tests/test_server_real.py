@@ -71,6 +71,8 @@ def test_sampling_reaches_the_real_model(split: Running) -> None:
     assert ask(**wild) == ask(**wild)
     assert len({ask(temperature=2.0, seed=seed) for seed in range(6)}) > 1
     assert ask(temperature=2.0, extra_body={"top_k": 1}) == ask(temperature=0)
+    for least in ({"temperature": 1e-45}, {"temperature": 1e-30}, {"temperature": 2.0, "top_p": 0}):
+        assert ask(**least) == ask(temperature=0)
     assert CALL not in ask(temperature=0)
 
 
@@ -221,22 +223,33 @@ def valid_answers(real: Running, count: int, thinking: bool) -> None:
             assert choice.finish_reason == "stop"
 
 
-def valid_calls(real: Running, count: int, thinking: bool, question: str, tools: list[Any]) -> None:
-    """With tool_choice required, hot, every answer is calls, and every call is valid."""
+def valid_calls(real: Running, count: int, thinking: bool, question: str, tools: list[Any], most_cut: int = 0) -> None:
+    """With tool_choice required, hot, every answer is calls, and every call is valid. At most `most_cut` answers write on in a text
+    without a bound until their tokens are over; such a call is dropped and said to be cut off.
+    """
     checks = {tool["function"]["name"]: SchemaCheck(tool["function"]["parameters"]) for tool in tools}
+    n_cut = 0
     for seed in range(0, count, 8):
         answer = real.ask(
             question, tools=tools, tool_choice="required", temperature=1.5, n=8, seed=seed, max_tokens=700,
             parallel_tool_calls=False, extra_body={"enable_thinking": thinking, "thinking_budget": 20}, timeout=600,
         )  # fmt: skip
+        cut = [choice for choice in answer.choices if choice.finish_reason == "length"]
+        assert [found["rule"] for found in getattr(answer, "x_a3b", {}).get("diagnostics", ())] == ["O003"] * len(cut), answer.x_a3b
+        assert answer.usage.completion_tokens >= 700 * len(cut)
+        n_cut += len(cut)
         for choice in answer.choices:
-            assert choice.finish_reason == "tool_calls", (choice, getattr(answer, "x_a3b", None))
+            assert not choice.message.content
+            if choice in cut:
+                assert not choice.message.tool_calls
+                continue
+            assert choice.finish_reason == "tool_calls", choice
             for call in choice.message.tool_calls:
                 assert checks[call.function.name].problem(json.loads(call.function.arguments)) is None
-            assert not choice.message.content
+    assert n_cut <= most_cut
 
 
-# Tools that the model does not know: where a text has no bound, it may go on up to the limit, and a call that is cut off is none.
+# Tools that the model does not know, every text with a bound, so that no answer writes on in one up to its limit.
 STRANGE: list[Any] = [
     tool("ping"),
     {"type": "function", "function": {"name": "add_person", "parameters": PERSON}},
@@ -259,7 +272,7 @@ def test_required_calls_are_valid(real: Running, thinking: bool) -> None:
 @pytest.mark.parametrize("thinking", [False, True])
 def test_two_hundred_answers_and_calls(real: Running, thinking: bool) -> None:
     valid_answers(real, 200, thinking)
-    valid_calls(real, 200, thinking, WEATHER_IN, [WEATHER])
+    valid_calls(real, 200, thinking, WEATHER_IN, [WEATHER], most_cut=4)
     valid_calls(real, 200, thinking, "Please do something.", STRANGE)
 
 
@@ -348,6 +361,9 @@ def test_tokens_and_templates(real: Running) -> None:
     assert (shown["prompt"], shown["in_thinking"]) == ("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n", True)
     assert shown["n_tokens"] == len(real.service.vocab.tokenize(shown["prompt"], True))
     assert post("/apply-template", {"messages": []})["error"]["rule"] == "M020"
+    whole = {"messages": [{"role": "user", "content": "hi"}], "tools": [WEATHER], "temperature": 0, "stream": True, "max_tokens": 5}
+    assert "get_weather" in post("/apply-template", whole)["prompt"]
+    assert "get_weather" not in post("/apply-template", {**whole, "tool_choice": "none"})["prompt"]
 
 
 def test_the_openai_client_parses_answers_into_its_own_types(real: Running) -> None:

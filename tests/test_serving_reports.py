@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from a3b_gguf.llama.params import LoadParams
-from chat_server import CALL, MODEL, WEATHER, Running, chat_server
+from chat_server import CALL, LONG_TEXT, MODEL, WEATHER, Running, chat_server
 from streams import joined
 from test_server_ops import numbers
 
@@ -105,12 +105,56 @@ def test_a_result_of_a_tool_without_a_users_turn_is_answered(one_slot: Running) 
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
     ]
-    body = {"messages": messages, "tools": [WEATHER], "max_tokens": 8}
-    answer = one_slot.client._client.post(f"{one_slot.url}/v1/chat/completions", json=body)
-    assert answer.status_code in (200, 400), answer.text
-    if answer.status_code == 400:  # a rule says so, with what to do
-        assert answer.json()["error"]["rule"]
-        assert answer.json()["error"]["fix"]
+    with pytest.raises(openai.BadRequestError, match="M040: messages: there is no user message; add what the user asks"):
+        one_slot.client.chat.completions.create(model=MODEL, messages=messages, tools=[WEATHER], max_tokens=8)  # type: ignore[list-item]
+    messages.insert(1, {"role": "user", "content": "What is the weather in Paris?"})
+    for arguments in ('{"city": "Paris"}', {"city": "Paris"}):  # https://github.com/NotPunchnox/rkllama/pull/168: text was no mapping
+        call["function"]["arguments"] = arguments  # type: ignore[index]
+        answer = one_slot.client.chat.completions.create(model=MODEL, messages=messages, tools=[WEATHER], max_tokens=8)  # type: ignore[list-item]
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens
+
+
+@pytest.mark.parametrize(
+    "off", [{"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}, {"reasoning_effort": "none"}]
+)
+def test_thinking_is_off_in_a_stream_when_the_request_says_so(one_slot: Running, off: dict[str, Any]) -> None:
+    """https://github.com/lmstudio-ai/lmstudio-bug-tracker/issues/1573, ggml-org/llama.cpp/issues/13160"""
+    messages: list[Any] = [{"role": "user", "content": "What is the capital of Chile?"}]
+    stream = one_slot.client.chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=24, temperature=0, stream=True, stream_options={"include_usage": True}, extra_body=off
+    )
+    said, _ = joined(stream)
+    assert (said["content"], said["reasoning_content"]) == ("The capital of Chile is Santiago.", "")
+    assert said["usage"].completion_tokens_details.reasoning_tokens == 0
+
+
+def test_a_body_without_messages_is_told_which_field_is_missing(one_slot: Running) -> None:
+    """https://github.com/fishjar/kiss-translator/issues/527"""
+    answer = one_slot.client._client.post(f"{one_slot.url}/v1/chat/completions", json={"model": MODEL})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_many_tools_with_names_of_mcp_servers(one_slot: Running, choice: Any) -> None:
+    """https://github.com/ggml-org/llama.cpp/issues/20260, 24658: the grammar of so many names was not read"""
+    parameters = {"type": "object", "properties": {"path": {"type": "string"}, "n": {"type": ["integer", "null"]}}, "required": ["path"]}
+    names = [f"mcp__server-{i}__read_file" for i in range(25)]
+    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in names]
+    answer = one_slot.ask("Read it.", tools=tools, tool_choice=choice, max_tokens=100, temperature=0, extra_body={"enable_thinking": False})
+    assert "warnings" not in getattr(answer, "x_a3b", {})
+    if choice == "required" and answer.choices[0].finish_reason != "length":
+        assert {call.function.name for call in answer.choices[0].message.tool_calls} <= set(names)
+
+
+def test_a_long_argument_comes_in_many_pieces(tiny_bf16: Path) -> None:
+    """https://github.com/sgl-project/sglang/issues/27005, vllm-project/vllm/issues/30439, noonghunna/club-3090/issues/145"""
+    with chat_server(tiny_bf16) as fake:
+        said, chunks = joined(fake.ask("long call", tools=[WEATHER], stream=True))
+    pieces = [call.function.arguments for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or ()]
+    assert (json.loads("".join(pieces)), said["finish_reason"]) == ({"city": LONG_TEXT}, "tool_calls")
+    assert len(pieces) > 50
+    assert max(map(len, pieces)) < 40
 
 
 def test_arguments_of_a_streamed_call_are_pieces_of_valid_json(one_slot: Running) -> None:

@@ -20,7 +20,7 @@ from a3b_server.supervisor import Supervisor
 
 def create_app(service: Service, supervisor: Supervisor | None = None, origins: Sequence[str] = ()) -> FastAPI:
     """The application. With a supervisor, its engine lives as long as the application. origins: whose web pages may ask; "*": all."""
-    app = FastAPI(title="a3b", openapi_url=None, lifespan=_lifespan(supervisor))
+    app = FastAPI(title="a3b", openapi_url=None, lifespan=_lifespan(supervisor), redirect_slashes=False)
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=["*"])
     for route in ROUTES:
@@ -77,14 +77,23 @@ def _on_api_error(metrics: Metrics) -> Callable[[Request, Exception], Awaitable[
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """What the framework refuses by itself: a path that is not there, a method that a path does not have."""
     assert isinstance(error, HTTPException)
-    known = sorted({route.method for route in ROUTES if route.path == request.url.path})
+    path = request.url.path
     if error.status_code == 405:
-        said = APIError(405, f"{request.url.path} answers {', '.join(known)}, not {request.method}", "method_not_allowed")
+        known = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+        said = APIError(405, f"{path} answers {known}, not {request.method}", "method_not_allowed")
     elif error.status_code == 404:
-        said = APIError(404, f"there is nothing at {request.method} {request.url.path}", "not_found")
+        meant = _meant(path)
+        hint = f"; {meant.method} {meant.path} is there" if meant else ""
+        said = APIError(404, f"there is nothing at {request.method} {path}{hint}", "not_found")
     else:
         said = APIError(error.status_code, str(error.detail), "http_error")
     return JSONAnswer(said.body(), status_code=said.status, headers=error.headers)
+
+
+def _meant(path: str) -> Route | None:
+    """The endpoint that a base URL without /v1, with it twice, or a slash too many has missed."""
+    asked = path.rstrip("/")
+    return next((route for route in ROUTES if asked.endswith(route.path.removeprefix("/v1"))), None)
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:

@@ -15,6 +15,8 @@ SAME_NAME = (
     "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "xtc_probability", "xtc_threshold", "ignore_eos",
 )  # fmt: skip
 SEED_BITS = 0xFFFF_FFFF
+MOST_DIGITS = 20  # of a token's number; Python reads no integer of thousands of them
+LEAST_TEMPERATURE = 1e-6  # logits that are divided by less may leave the range of a float, and only exact ties could tell it from 0
 
 
 def sampling_of(
@@ -26,6 +28,8 @@ def sampling_of(
         chosen["repetition_penalty"] = request.repeat_penalty
     if request.dry_breakers is not None:
         chosen["dry_breakers"] = tuple(request.dry_breakers)
+    if chosen.get("temperature", 1) < LEAST_TEMPERATURE:
+        chosen["temperature"] = 0.0
     seed = secrets.randbits(32) if request.seed is None else request.seed
     return dataclasses.replace(
         default,
@@ -45,7 +49,7 @@ def of_choice(sampling: Sampling, index: int) -> Sampling:
 def _biases(biases: Mapping[str, float], n_vocab: int) -> tuple[tuple[int, float], ...]:
     found = []
     for name, bias in biases.items():
-        if not (name.isascii() and name.isdecimal()) or int(name) >= n_vocab:
+        if not (name.isascii() and name.isdecimal()) or len(name) > MOST_DIGITS or int(name) >= n_vocab:
             raise APIError(400, f"logit_bias: {name[:20]!r} is no token; tokens are 0 to {n_vocab - 1:,}", "invalid_value", "logit_bias")
         found.append((int(name), bias))
     return tuple(found)

@@ -7,8 +7,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 MOST_STOPS, MOST_CHOICES, MOST_BIASES = 16, 16, 1024
+MOST_COUNT = 1 << 53  # beyond it JSON's numbers are not exact
 
 Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=1, le=MOST_COUNT)]
+Penalty = Annotated[float, Field(ge=0.01, le=10)]  # a factor: nearer to 0 logits would leave the range of a float
 
 
 class Strict(BaseModel):
@@ -30,7 +33,7 @@ class GenerationFields(Strict):
     """OpenAI's fields, and those of llama.cpp's and vLLM's servers that clients send along."""
 
     model: str | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Count | None = None
     stop: Annotated[list[Text], BeforeValidator(listed), Field(max_length=MOST_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -41,12 +44,12 @@ class GenerationFields(Strict):
     time_limit_s: Annotated[float, Field(gt=0)] | None = None
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None  # llama.cpp's name for it
+    repetition_penalty: Penalty | None = None
+    repeat_penalty: Penalty | None = None  # llama.cpp's name for it
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     penalty_last_n: Annotated[int, Field(ge=-1)] | None = None

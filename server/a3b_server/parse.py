@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -39,14 +40,33 @@ def parse(kind: type[Model], body: dict[str, Any], unknown: UnknownPolicy = "ref
     """The request in `body`. Raises APIError 400 that names the field."""
     served, warnings = _served(kind, body, unknown)
     try:
-        request = kind.model_validate(served)
+        return Parsed(kind.model_validate(served), body, warnings)
+    except ValidationError as error:
+        strange = _unknown(error)
+        if unknown == "refuse" or not strange:
+            raise _refusal(error) from error
+    warnings += tuple(f"unknown field {_where(path)}" for path in strange)
+    try:
+        return Parsed(kind.model_validate(_without(served, strange)), body, warnings)
     except ValidationError as error:
         raise _refusal(error) from error
-    return Parsed(request, body, warnings)
+
+
+def _unknown(error: ValidationError) -> list[tuple[int | str, ...]]:
+    """Where the fields are that are not known, those inside of others among them."""
+    return [fault["loc"] for fault in error.errors(include_url=False, include_context=False) if fault["type"] == "extra_forbidden"]
+
+
+def _without(value: Any, paths: Sequence[tuple[int | str, ...]]) -> Any:
+    """A copy of a JSON value that lacks the fields at `paths`."""
+    if not isinstance(value, dict) or not paths:
+        return value
+    gone = {path[0] for path in paths if len(path) == 1}
+    return {name: _without(one, [path[1:] for path in paths if path[0] == name]) for name, one in value.items() if name not in gone}
 
 
 def _served(kind: type[BaseModel], body: Mapping[str, Any], unknown: UnknownPolicy) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What of the body this server reads, and what it leaves out. Fields that are null were not sent."""
+    """What of the body this server reads, and what of the rest is not served. Fields that are null were not sent."""
     harmless: Mapping[str, tuple[Any, ...]] = getattr(kind, "not_served", {})
     left_out = []
     for name, values in harmless.items():
@@ -55,16 +75,7 @@ def _served(kind: type[BaseModel], body: Mapping[str, Any], unknown: UnknownPoli
             if unknown == "refuse":
                 raise not_served(name, value, values)
             left_out.append(name)
-    known = {name: value for name, value in body.items() if name not in harmless}
-    strange = [name for name in known if name not in _names(kind)]
-    if unknown == "warn":
-        left_out += strange
-        known = {name: value for name, value in known.items() if name not in strange}
-    return known, tuple(f"unknown field {name}" if name in strange else f"{name} is not served" for name in left_out)
-
-
-def _names(kind: type[BaseModel]) -> set[str]:
-    return {field.alias or name for name, field in kind.model_fields.items()}
+    return {name: value for name, value in body.items() if name not in harmless}, tuple(f"{name} is not served" for name in left_out)
 
 
 def _same(found: Any, harmless: Any) -> bool:
@@ -75,13 +86,15 @@ def _same(found: Any, harmless: Any) -> bool:
 def _refusal(error: ValidationError) -> APIError:
     """pydantic's findings as one message. Unknown fields are all named, of other faults the first."""
     faults = error.errors(include_url=False, include_context=False)
-    unknown = [_where(fault["loc"]) for fault in faults if fault["type"] == "extra_forbidden"]
+    unknown = list(map(_where, _unknown(error)))
     if unknown:
-        return APIError(400, f"unknown field{'s' if unknown[1:] else ''} {', '.join(unknown)}", "unknown_parameter", unknown[0])
+        many, them = ("s", "them") if unknown[1:] else ("", "it")
+        message = f"unknown field{many} {', '.join(unknown)}; leave {them} out, or have the server skip {them} with --unknown-fields warn"
+        return APIError(400, message, "unknown_parameter", unknown[0])
     where = _where(faults[0]["loc"])
     if faults[0]["type"] == "missing":
         return APIError(400, f"{where} is missing", "missing_required_parameter", where)
-    found = f", found {str(faults[0]['input'])[:60]!r}" if not isinstance(faults[0]["input"], dict) else ""
+    found = f", found {json.dumps(faults[0]['input'], ensure_ascii=False)[:60]}" if not isinstance(faults[0]["input"], dict) else ""
     return APIError(400, f"{where or 'a field'}: {faults[0]['msg']}{found}", "invalid_value", where or None)
 
 

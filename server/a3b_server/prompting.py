@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from a3b_gguf.errors import BadInput
 from a3b_gguf.prompt import (
@@ -24,7 +23,7 @@ from a3b_server.errors import APIError
 from a3b_server.messages import Facts, Submit, ThinkBudget
 from a3b_server.parse import Parsed
 from a3b_server.refusals import refuse_errors, worth_telling
-from a3b_server.schema import ChatRequest, TemplateRequest, check_chat
+from a3b_server.schema import ChatRequest, check_chat
 from a3b_server.service import Service
 
 # Tokens of an answer when a request sets no limit. They are reserved while it runs, so a larger number lets fewer run at once.
@@ -37,13 +36,14 @@ CLOSE_REASONING = "\n</think>\n\n"
 class Prompt:
     """A prompt as text and as tokens. in_thinking: the model goes on inside an open think block, so that its output starts as reasoning.
 
-    findings: warnings of the rules, for the answer.
+    findings: warnings of the rules, for the answer. warnings: what of the request was left out.
     """
 
     rendered: Rendered
     tokenized: TokenizedPrompt
     in_thinking: bool
     findings: tuple[Finding, ...]
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,7 @@ def prepare(request_id: str, parsed: Parsed[ChatRequest], service: Service, fact
     request = parsed.request
     check_model(request.model, service)
     check_chat(request)
-    shown_tools = list(request.tools or ()) if request.tool_choice != "none" else []
-    prompt = prompt_of(request, parsed.body, shown_tools, service)
+    prompt = prompt_of(parsed, service)
     held = held_to(request, service, prompt.in_thinking)
     tokens = prompt.tokenized.tokens
     asked = request.max_completion_tokens or request.max_tokens
@@ -88,15 +87,19 @@ def choices(submit: Submit, count: int) -> tuple[Submit, ...]:
     return tuple(replace(submit, id=f"{submit.id}-{index}", sampling=of_choice(submit.sampling, index)) for index in range(count))
 
 
-def prompt_of(request: ChatRequest | TemplateRequest, body: dict[str, Any], tools: list[Any], service: Service) -> Prompt:
+def prompt_of(parsed: Parsed[ChatRequest], service: Service) -> Prompt:
     """Checks, renders once, and tokenizes so that no text of the request becomes a control token. Raises APIError 400 with the rule."""
-    options = service.options
-    findings = verify_request(body, service.profile, options.system, controls=options.controls, developer=options.developer)
+    request, options = parsed.request, service.options
+    findings = verify_request(parsed.body, service.profile, options.system, controls=options.controls, developer=options.developer)
     mapped = [finding for finding in findings if not (finding.rule == MAPPED_DEVELOPER and options.developer == "system")]
     refuse_errors(mapped, options.mode)
     messages = normalise(request.messages, options.developer)
-    template_options = _template_options(request, service)
+    template_options, left_out = _template_options(request, service)
     continues = request.continue_final_message is True
+    if request.add_generation_prompt is False and not continues:
+        message = "add_generation_prompt: a prompt without one is not served; leave it out, or send continue_final_message"
+        _leave_out("add_generation_prompt", APIError(400, message, "unsupported_parameter", "add_generation_prompt"), left_out, service)
+    tools = list(request.tools or ()) if request.tool_choice != "none" else []
     try:
         rendered = render_apart(service.template, messages, tools or None, service.profile.controls, template_options, continues)
         tokenized = tokenize_rendered(rendered, service.vocab, service.controls, service.profile.turn_starts)
@@ -105,7 +108,7 @@ def prompt_of(request: ChatRequest | TemplateRequest, body: dict[str, Any], tool
         raise
     except BadInput as error:
         raise APIError(400, error.message, "invalid_prompt", "messages") from error
-    return Prompt(rendered, tokenized, ends_in_thinking(rendered.text), worth_telling(findings))
+    return Prompt(rendered, tokenized, ends_in_thinking(rendered.text), worth_telling(findings), tuple(left_out))
 
 
 def check_model(name: str | None, service: Service) -> None:
@@ -129,20 +132,31 @@ def _budget(request: ChatRequest, service: Service) -> ThinkBudget | None:
     return None if limit is None else ThinkBudget(limit, tuple(service.vocab.tokenize(CLOSE_REASONING, True)))
 
 
-def _template_options(request: ChatRequest | TemplateRequest, service: Service) -> dict[str, object]:
-    """Variables for the template. A request's own words stand above the server's; two different ones in a request are refused."""
-    options = dict(request.chat_template_kwargs or {})
-    for name in options:
-        if name != "enable_thinking" and name not in service.template.variables:
-            known = ", ".join(sorted(service.template.variables))
-            raise APIError(
-                400, f"the model's template does not read {name!r}; it reads {known}", "unknown_parameter", "chat_template_kwargs"
-            )
+def _leave_out(name: str, error: APIError, left_out: list[str], service: Service) -> None:
+    """Notes what is not served, where the server leaves such things out; else raises the error that says so."""
+    if service.options.unknown == "refuse":
+        raise error
+    left_out.append(f"{name} is not served")
+
+
+def _template_options(request: ChatRequest, service: Service) -> tuple[dict[str, object], list[str]]:
+    """Variables for the template, and what was left out. A request's own words stand above the server's; two different ones in a
+    request are refused.
+    """
+    options, left_out = dict(request.chat_template_kwargs or {}), list[str]()
+    for name in [name for name in options if name != "enable_thinking" and name not in service.template.variables]:
+        known = ", ".join(sorted(service.template.variables))
+        message = f"the model's template does not read {name!r}; it reads {known}"
+        error = APIError(400, message, "unknown_parameter", "chat_template_kwargs")
+        _leave_out(f"chat_template_kwargs.{name}", error, left_out, service)
+        del options[name]
     said = [value for value in (request.enable_thinking, options.pop("enable_thinking", None)) if value is not None]
     if request.reasoning_effort == "none":
         said.append(False)
+    elif request.reasoning_effort in service.profile.efforts:
+        options["reasoning_effort"] = request.reasoning_effort
     elif request.reasoning_effort is not None:
-        options["reasoning_effort"] = _effort(request.reasoning_effort, service)
+        _leave_out("reasoning_effort", _no_such_effort(request.reasoning_effort, service), left_out, service)
     if not all(isinstance(value, bool) for value in said):
         raise APIError(400, "enable_thinking must be true or false", "invalid_value", "chat_template_kwargs")
     if len(set(said)) > 1:
@@ -151,13 +165,11 @@ def _template_options(request: ChatRequest | TemplateRequest, service: Service) 
         options["enable_thinking"] = said[0] if said else service.options.thinking == "on"
     if options.get("enable_thinking") and said and not service.profile.thinks:
         raise APIError(400, f"{service.model} cannot think: its template has no think block", "unsupported_parameter", "enable_thinking")
-    return options
+    return options, left_out
 
 
-def _effort(wanted: str, service: Service) -> str:
+def _no_such_effort(wanted: str, service: Service) -> APIError:
     known = service.profile.efforts
-    if wanted not in known:
-        takes = f"it takes none, {', '.join(known)}" if known else "leave it out or send none"
-        message = f"reasoning_effort: {wanted[:40]!r} is not served by {service.model}; {takes}"
-        raise APIError(400, message, "unsupported_parameter", "reasoning_effort")
-    return wanted
+    takes = f"it takes none, {', '.join(known)}" if known else "leave it out or send none"
+    message = f"reasoning_effort: {wanted[:40]!r} is not served by {service.model}; {takes}"
+    return APIError(400, message, "unsupported_parameter", "reasoning_effort")

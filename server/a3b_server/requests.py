@@ -25,7 +25,11 @@ STARTING_SECONDS = 5
 
 
 async def read(kind: type[Model], request: Request, service: Service) -> Parsed[Model]:
-    """The request in the body. Raises APIError 400, 413 before more than the limit was read, 408 when nothing comes for too long."""
+    """The request in the body. Raises APIError 400, 415, 413 before more than the limit was read, 408 when nothing comes for too long."""
+    encoding = request.headers.get("content-encoding") or "identity"
+    if encoding.lower() != "identity":
+        message = f"a body of Content-Encoding {encoding[:40]} is not read; send it as it is"
+        raise APIError(415, message, "unsupported_encoding", "Content-Encoding")
     limit = service.options.max_body_bytes
     too_large = APIError(413, f"the body is larger than {limit:,} bytes", "payload_too_large")
     length = request.headers.get("content-length", "")

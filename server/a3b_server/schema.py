@@ -10,9 +10,7 @@ from pydantic import Field
 
 from a3b_gguf.llama.sampling import MOST_LOGPROBS
 from a3b_server.errors import APIError
-from a3b_server.fields import GenerationFields, Strict, Text
-
-Count = Annotated[int, Field(ge=1)]
+from a3b_server.fields import Count, GenerationFields, Strict, Text
 
 
 class JSONSchema(Strict):
@@ -93,19 +91,6 @@ class CancelRequest(Strict):
     id: Text
 
 
-class TemplateRequest(Strict):
-    """A body of POST /apply-template: what of a chat request the template sees."""
-
-    messages: Any = None
-    tools: Any = None
-    chat_template_kwargs: Any = None
-    continue_final_message: bool | None = None
-    add_generation_prompt: bool | None = None
-    enable_thinking: bool | None = None
-    reasoning_effort: Text | None = None
-    model: str | None = None
-
-
 class TokenizeRequest(Strict):
     """A body of POST /tokenize, in llama.cpp's words; prompt is vLLM's name for the text."""
 
@@ -129,7 +114,7 @@ def check_chat(request: ChatRequest) -> None:
     limits = (request.max_tokens, request.max_completion_tokens)
     if all(limits) and limits[0] != limits[1]:
         raise _invalid("max_tokens", "max_tokens and max_completion_tokens differ; send one of them")
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise _invalid("top_logprobs", "top_logprobs needs logprobs: true")
     wanted = request.response_format
     if wanted and wanted.type == "json_schema" and (wanted.json_schema is None or "schema_" not in wanted.json_schema.model_fields_set):

@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -22,6 +23,7 @@ from a3b_server.slow import ImpatientProtocol
 from a3b_server.supervisor import Supervisor
 
 DRAIN_SECONDS = 5  # answers that are being written may go on for so long after a signal
+TICK_SECONDS = 0.1  # a signal's handler cannot wake the loop
 BACKLOG = 2048
 
 
@@ -56,7 +58,10 @@ def serve(app: FastAPI, supervisor: Supervisor, listening: socket.socket, on_rea
 
 
 class _Server(uvicorn.Server):
-    """Ends the engine when the time to drain is over, so that whoever still waits gets an error instead of a torn connection."""
+    """Ends the engine when the time to drain is over, so that whoever still waits gets an error instead of a torn connection.
+
+    A second signal ends that time, a third one the engine's own: uvicorn would tear everything off, with tracebacks.
+    """
 
     def __init__(self, app: FastAPI, supervisor: Supervisor) -> None:
         patience = DRAIN_SECONDS + 2
@@ -64,7 +69,15 @@ class _Server(uvicorn.Server):
             app, http=ImpatientProtocol, log_level="error", access_log=False, lifespan="on", timeout_graceful_shutdown=patience
         )
         super().__init__(config)
-        self._supervisor = supervisor
+        self._supervisor, self._is_hurried = supervisor, False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            super().handle_exit(sig, frame)
+        elif self._is_hurried:
+            self._supervisor.kill()
+        else:
+            self._is_hurried = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         ending = asyncio.create_task(self._end_engine())
@@ -74,7 +87,10 @@ class _Server(uvicorn.Server):
             ending.cancel()
 
     async def _end_engine(self) -> None:
-        await asyncio.sleep(DRAIN_SECONDS)
+        for _ in range(round(DRAIN_SECONDS / TICK_SECONDS)):
+            if self._is_hurried:
+                break
+            await asyncio.sleep(TICK_SECONDS)
         await self._supervisor.stop()
 
 

@@ -88,7 +88,7 @@ class Supervisor:
     def start(self) -> None:
         """Starts the process and returns; `ready()` waits for the model."""
         self._started, self._last_words = time.monotonic(), None
-        self._child = Child(self._target, self._config, self._route, self._buried)
+        self._child = Child(self._target, self._config, self._received, self._buried)
 
     async def ready(self) -> Facts:
         """Waits for the model to be loaded. Raises the A3BError that kept it from loading."""
@@ -150,7 +150,8 @@ class Supervisor:
     async def stop(self) -> None:
         """Ends the process: it is asked first, and killed after the grace or when it has not even loaded. Its memory is free then.
 
-        Requests that are still in flight end with EngineUnavailable; new ones are refused at once.
+        Requests that are still in flight end with EngineUnavailable, before the process does: it may be in the middle of a long call,
+        or have texts to save. New ones are refused at once.
         """
         if self._stopping or self._child is None:
             if self._stopping:
@@ -162,11 +163,16 @@ class Supervisor:
         if not self._is_up:
             self._child.kill()
         self._child.send(Stop())
+        self._end_all(SHUTTING_DOWN, None)
         await self._child.end(self._grace)
         self._child = None
-        self._end_all(SHUTTING_DOWN, None)
         self._settled.set()
         self._gone.set()
+
+    def kill(self) -> None:
+        """Ends the process that stop() waits for, whatever it is doing. What it has not saved is lost."""
+        if self._child is not None:
+            self._child.kill()
 
     def _unavailable(self) -> EngineUnavailable:
         if self._stopping:
@@ -189,25 +195,29 @@ class Supervisor:
         if self._child is not None:
             self._child.send(Cancel(request_id))
 
-    def _route(self, child: Child, events: tuple[Event, ...]) -> None:
-        for event in events:
-            match event:
-                case Begun(request_id, n_cached):
-                    self._generations[request_id].n_cached = n_cached
-                case Tokens(pairs, logprobs):
-                    for (request_id, token), told in zip_longest(pairs, logprobs):
-                        self._generations[request_id].put(Drawn(token, told))
-                case Finished() | Failed() | Embedded():
-                    self._end(event)
-                case Ready(facts):
-                    self.facts, self._is_up = facts, True
-                    self._settled.set()
-                case Snapshot():
-                    answer = self._looking.pop(0)
-                    if not answer.done():  # nobody waits any more
-                        answer.set_result(event)
-                case Dead():
-                    self._last_words = _error(event)
+    def _received(self, child: Child, events: tuple[Event, ...]) -> None:
+        if not self._stopping:  # else nobody waits for any of them
+            for event in events:
+                self._route(event)
+
+    def _route(self, event: Event) -> None:
+        match event:
+            case Begun(request_id, n_cached):
+                self._generations[request_id].n_cached = n_cached
+            case Tokens(pairs, logprobs):
+                for (request_id, token), told in zip_longest(pairs, logprobs):
+                    self._generations[request_id].put(Drawn(token, told))
+            case Finished() | Failed() | Embedded():
+                self._end(event)
+            case Ready(facts):
+                self.facts, self._is_up = facts, True
+                self._settled.set()
+            case Snapshot():
+                answer = self._looking.pop(0)
+                if not answer.done():  # nobody waits any more
+                    answer.set_result(event)
+            case Dead():
+                self._last_words = _error(event)
 
     def _end(self, event: Finished | Failed | Embedded) -> None:
         """Hands a request its last event. Keeps the mean time between two ends, which tells when a full queue will have room."""

@@ -29,7 +29,7 @@ async def chat_completions(request: Request, service: Service) -> Response:
     check_writes(service)
     answer_id = f"chatcmpl-{secrets.token_hex(12)}"
     job = await asyncio.to_thread(prepare, answer_id, parsed, service, facts_of(service))
-    warnings = (*parsed.warnings, *job.held.warnings)
+    warnings = (*parsed.warnings, *job.prompt.warnings, *job.held.warnings)
     piece = service.vocab.piece if wanted.logprobs else None
     head = Head(answer_id, int(time.time()), service.model, _told(job.prompt.findings, warnings), piece)
     generations = submit_all(service, job.submits)

@@ -13,7 +13,7 @@ from a3b_server.prompting import check_model, prompt_of
 from a3b_server.refusals import told
 from a3b_server.requests import check_writes, read, warning_headers
 from a3b_server.responses import JSONAnswer
-from a3b_server.schema import DetokenizeRequest, TemplateRequest, TokenizeRequest
+from a3b_server.schema import ChatRequest, DetokenizeRequest, TokenizeRequest
 from a3b_server.service import Service
 
 
@@ -47,15 +47,14 @@ async def detokenize(request: Request, service: Service) -> Response:
 
 
 async def apply_template(request: Request, service: Service) -> Response:
-    """The exact prompt of a chat request, and whether the model starts in its reasoning."""
-    parsed = await read(TemplateRequest, request, service)
-    wanted = parsed.request
-    check_model(wanted.model, service)
+    """The exact prompt of a chat request, which may be sent as it is, and whether the model starts in its reasoning."""
+    parsed = await read(ChatRequest, request, service)
+    check_model(parsed.request.model, service)
     check_writes(service)
-    prompt = await asyncio.to_thread(prompt_of, wanted, parsed.body, list(wanted.tools or ()), service)
+    prompt = await asyncio.to_thread(prompt_of, parsed, service)
     tokens = prompt.tokenized.tokens
     body = {"prompt": prompt.rendered.text, "n_tokens": len(tokens), "in_thinking": prompt.in_thinking, "findings": told(prompt.findings)}
-    return JSONAnswer(body, headers=warning_headers(parsed.warnings))
+    return JSONAnswer(body, headers=warning_headers((*parsed.warnings, *prompt.warnings)))
 
 
 def _piece(token: int, service: Service) -> str | list[int]:
