@@ -13,6 +13,7 @@ from a3b_gguf.units import GIB, MIB
 # of llama.cpp's own buffers, half of it the driver context, which is a term of its own.
 RAM_IN_USE = 2 * GIB
 VRAM_IN_USE = 256 * MIB
+READ_FOR_WRITTEN = 4
 DDR = re.compile(r"(?:lp)?ddr[345]x?-(\d{3,5})(?:x(\d{1,2}))?")
 RATE = re.compile(r"(\d+(?:\.\d+)?) ?gb(?:/s|ps)")
 
@@ -41,10 +42,28 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionCost:
+    """Seconds of a model's attention on the processor, with flash attention and without: for a token that is written after n_kv others,
+    and for one of a prompt so long that is read.
+    """
+
+    n_kv: int
+    write: tuple[float, float]
+    read: tuple[float, float]
+
+    @property
+    def gain(self) -> float:
+        """How many times as long a chat takes with flash attention, which reads READ_FOR_WRITTEN tokens for each that it writes."""
+        with_it, without = (write + READ_FOR_WRITTEN * read for write, read in zip(self.write, self.read, strict=True))
+        return with_it / without
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """RAM in bytes, physical cores, GPUs in llama.cpp's order. described: told by flags, not measured.
 
-    ram_bandwidth: bytes a second; None: not known. system: "Linux", "Windows", "Darwin"; empty: not known.
+    ram_bandwidth: bytes a second; None: not known. system: "Linux", "Windows", "Darwin"; empty: not known. attention: of the model that is
+    planned for, where it was measured.
     """
 
     ram_total: int
@@ -55,6 +74,7 @@ class Machine:
     notes: tuple[str, ...] = ()
     ram_bandwidth: float | None = None
     system: str = ""
+    attention: AttentionCost | None = None
 
 
 def with_vram(machine: Machine, vram: tuple[int, ...]) -> Machine:

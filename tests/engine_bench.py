@@ -22,6 +22,8 @@ from a3b_server.engine import Engine, Options
 from a3b_server.messages import Event, Failed, Finished, Submit, Tokens
 from a3b_server.mtp import MtpDrafter
 from a3b_server.sampling import Sampling
+from a3b_server.saved_texts import SavedTexts
+from a3b_server.text_memory import TextMemory
 
 PARAMS = LoadParams(n_ctx=2048, n_seq_max=4, n_batch=128, n_ubatch=128, n_outputs_max=4, checkpoint_bytes=32 << 20)
 GREEDY = Sampling(temperature=0)
@@ -63,6 +65,8 @@ class Bench:
         options = Options(params.n_ubatch, params.kv_unified, params.reproducible, params.checkpoint_bytes, always)
         self.clock = clock or Ticks()
         self.engine = Engine(context, vocab, limits, options, self.events.extend, drafter, self.clock)
+        if params.text_bytes:
+            self.engine.slots.saved = SavedTexts(context, TextMemory(params.text_bytes), self.engine.slots.checkpoints)
 
     def text(self, text: str) -> tuple[int, ...]:
         return tuple(self.vocab.tokenize(text, True))

@@ -153,7 +153,7 @@ def test_a_bar_has_every_byte_once(plans: list[Plan]) -> None:
             drawn = parts(made, budget)
             assert sum(part.n_bytes for part in drawn) == budget.total
             assert len(bar(drawn, 64)) == 64
-            used = sum(part.n_bytes for part in drawn if part.symbol in "EWKSCB")
+            used = sum(part.n_bytes for part in drawn if part.symbol in "EWKSCTB")
             assert used == budget.need
 
 

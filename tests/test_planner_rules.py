@@ -51,41 +51,6 @@ def term(made: Plan, name: str) -> int:
     return sum(each.n_bytes for each in made.terms if each.name == name)
 
 
-# ---- flash attention
-
-
-def test_a_cpu_keeps_scores_where_ram_has_room_for_them(b35: Facts) -> None:
-    made = plan(b35, machine(ram=64), Wishes())
-    assert (made.load.flash_attn, made.load.n_ubatch) == (False, 256)
-    assert term(made, "attention scores as V is") == 2 * 32768 * 256 * b35.n_head
-    value, why = reason(made, "flash attention")
-    assert value == "off"
-    assert "more" in why
-    assert plan(b35, machine(ram=64), Wishes(n_ubatch=512)).load.n_ubatch == 512
-    assert plan(b35, machine(24), Wishes()).load.flash_attn
-
-
-@pytest.mark.parametrize(
-    ("ram", "wishes", "why"),
-    [
-        (24, Wishes(n_ctx=65536), "more than a quarter"),
-        (64, Wishes(kv_type="q8_0"), "quantized V"),
-        (64, Wishes(n_parallel=4), "--ctx-per-slot"),
-    ],
-)
-def test_a_cpu_has_flash_attention_where_scores_cannot_be(b35: Facts, ram: int, wishes: Wishes, why: str) -> None:
-    made = plan(b35, machine(ram=ram), wishes)
-    assert made.load.flash_attn
-    assert why in reason(made, "flash attention")[1]
-
-
-@pytest.mark.parametrize("wishes", [Wishes(n_parallel=4, n_ctx_slot=8192), Wishes(kv_type="q8_0/f16"), Wishes(n_parallel=3, kv_split=True)])
-def test_slots_with_a_cache_of_their_own_have_scores_of_their_own(b35: Facts, wishes: Wishes) -> None:
-    made = plan(b35, machine(ram=64), wishes)
-    assert not made.load.flash_attn
-    assert not any(budget.short for budget in made.budgets)
-
-
 # ---- placement under both budgets
 
 

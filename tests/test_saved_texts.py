@@ -24,8 +24,9 @@ from a3b_server.checkpoints import CheckpointPool
 from a3b_server.messages import Submit
 from a3b_server.prefixes import Reuse
 from a3b_server.saved_texts import LEAST_TOKENS, SavedTexts
-from a3b_server.state_file import BadState, SavedText, read_text, read_tokens, write_text
+from a3b_server.state_file import BadState, read_text, read_tokens, write_text
 from a3b_server.state_folder import SUFFIX, StateFolder
+from a3b_server.text_store import SavedText
 from command import assert_refused
 from engine_bench import GREEDY, PARAMS, Bench, assert_greedy, opened, plain_logits
 from inside import inside
@@ -92,9 +93,9 @@ def saved(folder: StateFolder, *texts: SavedText) -> None:
     for i, text in enumerate(texts):
         assert folder.save(text)
         folder._writer.submit(lambda: None).result()
-        for path, entry in folder.entries.items():
+        for name, entry in folder.entries.items():
             if entry.tokens == text.tokens:
-                os.utime(path, (i, i))
+                os.utime(folder._folder / name, (i, i))
 
 
 def test_the_folder_keeps_to_its_size_and_drops_the_least_used(tmp_path: Path) -> None:
@@ -133,13 +134,13 @@ def test_what_is_foreign_or_damaged_is_told_and_left_out(tmp_path: Path) -> None
     other.close()
     notes: list[str] = []
     again = folder_of(tmp_path, notes=notes)
-    assert list(again.entries) == [good]
+    assert list(again.entries) == [good.name]
     assert len(notes) == 3
     assert sum("cut off" in note for note in notes) == sum("no saved text" in note for note in notes) == 1
     assert f"{tmp_path}: 1 saved texts are of other models, or of other types of cache, and are left out" in notes
     good.write_bytes(good.read_bytes()[:-1] + b"\0")  # behind the folder's back
     notes.clear()
-    assert again.load(again.entries[good]) is None
+    assert again.load(again.entries[good.name]) is None
     assert "is left out" in notes[0]
     assert not again.entries
     again.close()
@@ -233,7 +234,7 @@ def test_an_evicted_text_comes_back_while_another_takes_its_slot(tiny_bf16: Path
         said = []
         for i, prompt in enumerate(chats):  # two slots: the third pushes the first out
             said += bench.ask(Submit(str(i), prompt, 4, GREEDY))
-            bench.engine.slots.saved._folder._writer.submit(lambda: None).result()  # type: ignore[union-attr]
+            bench.engine.slots.saved._store._writer.submit(lambda: None).result()  # type: ignore[union-attr]
         assert bench.engine.look().counts.n_saved == 1
         longer = (*chats[0], *said[0], *bench.text(" and what else?"))
         (answer,) = bench.ask(Submit("again", longer, 8, GREEDY))

@@ -17,6 +17,7 @@ from a3b_gguf.cli.wishes import (
     Ctx,
     CtxPerSlot,
     GPULayers,
+    KeepTexts,
     KVSplit,
     KVType,
     Margin,
@@ -48,6 +49,7 @@ def command(
     ubatch: UBatch = None,
     draft: NDraft = 0,
     checkpoints: Checkpoints = None,
+    keep_texts: KeepTexts = None,
     kv_split: KVSplit = False,
     ctx_per_slot: CtxPerSlot = None,
     mmproj: MMProj = None,
@@ -79,9 +81,11 @@ def command(
     machine = machine_of(vram, ram, gpu, ram_bandwidth, cores)
     if measure and (table or type_name):
         raise UsageError("--measure loads the model's file", "leave --table and --type out")
-    wishes = wishes_of(ctx, parallel, kv_type, n_gpu_layers, n_cpu_moe, margin, ubatch, draft, checkpoints, kv_split, ctx_per_slot)
+    wishes = wishes_of(
+        ctx, parallel, kv_type, n_gpu_layers, n_cpu_moe, margin, ubatch, draft, checkpoints, kv_split, ctx_per_slot, keep_texts
+    )  # fmt: skip
+    facts = read_facts(model, type_name, mmproj)
     if table:
-        facts = read_facts(model, type_name, mmproj)
         device, cells = table_of(facts, wishes, machine)
         if json:
             say_json(table_json(device, cells))
@@ -89,7 +93,7 @@ def command(
             show_table(facts.name, device, cells)
         return
     with counted("measuring", "placements", quiet=json or not measure) as tell:
-        chosen = choose_plan(model, wishes, machine, Means(not no_dry_run, measure or 0), tell, mmproj, type_name)
+        chosen = choose_plan(facts, wishes, machine, Means(not no_dry_run, measure or 0), tell, written=not type_name)
     if svg:
         write_file(svg, figure(chosen.plan).encode(), "--svg:")
     show_chosen(chosen, "json" if json else export)

@@ -17,6 +17,7 @@ from a3b_gguf.cli.wishes import (
     Ctx,
     CtxPerSlot,
     GPULayers,
+    KeepTexts,
     KVSplit,
     KVType,
     Margin,
@@ -46,6 +47,7 @@ def command(
     ubatch: UBatch = None,
     draft: NDraft = 0,
     checkpoints: Checkpoints = None,
+    keep_texts: KeepTexts = None,
     kv_split: KVSplit = False,
     ctx_per_slot: CtxPerSlot = None,
     margin: Margin = "1GiB",
@@ -87,6 +89,7 @@ def command(
     """Plan how to load a model, load it, and serve /v1/chat/completions, /v1/completions, /v1/embeddings and more until interrupted."""
     from a3b_gguf.errors import UsageError
     from a3b_gguf.flows.clipping import clip_config
+    from a3b_gguf.flows.plan import read_facts
     from a3b_gguf.flows.plan_here import Means, choose_plan
     from a3b_gguf.flows.serve import Door, Told, open_entrance, serve_plan, states_config
     from a3b_gguf.report.console import flush, say, say_json
@@ -110,12 +113,16 @@ def command(
         controls=control_text,
     )
     origins, clipping = tuple(map(origin, cors)), clip_config(model, clip_bounds, clip)
-    wishes = wishes_of(ctx, parallel, kv_type, n_gpu_layers, n_cpu_moe, margin, ubatch, draft, checkpoints, kv_split, ctx_per_slot)
+    if states and keep_texts is not None:
+        raise UsageError("--states and --keep-texts both say where texts go that lose their slot: to a disk, or to RAM", "give one of them")
+    texts = "0" if states else keep_texts
+    wishes = wishes_of(ctx, parallel, kv_type, n_gpu_layers, n_cpu_moe, margin, ubatch, draft, checkpoints, kv_split, ctx_per_slot, texts)
     machine = machine_of(vram, ram, gpu)
     with nullcontext() if dry_run else open_entrance(model, host, port) as entrance:
         kept = None if dry_run else states_config(states, states_limit)
+        facts = entrance.facts if entrance else read_facts(model)
         with counted("measuring", "placements", quiet=json or not measure) as tell:
-            chosen = choose_plan(model, wishes, machine, Means(not no_dry_run, measure or 0), tell)
+            chosen = choose_plan(facts, wishes, machine, Means(not no_dry_run, measure or 0), tell)
         plan = chosen.plan
         if json:
             say_json(as_json(plan))
@@ -134,9 +141,9 @@ def command(
             say(f"loading {model}; {url}/health tells when it is ready")
             flush()
 
-        def ready(facts: Facts) -> None:
-            show_loaded(plan, facts)
-            say(f"ready after {facts.load_seconds:.1f} s: {url}/v1 ({facts.n_seq_max} at a time, {facts.n_ctx:,} tokens)")
+        def ready(loaded: Facts) -> None:
+            show_loaded(plan, loaded)
+            say(f"ready after {loaded.load_seconds:.1f} s: {url}/v1 ({loaded.n_seq_max} at a time, {loaded.n_ctx:,} tokens)")
             flush()
 
         door = Door(origins, queue, clipping, kept)

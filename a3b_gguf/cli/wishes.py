@@ -40,6 +40,10 @@ Checkpoints = Annotated[
     str | None,
     typer.Option("--checkpoints", metavar="SIZE", help="RAM for copies of recurrent states, from which chats go on. [default: planned]"),
 ]
+KeepTexts = Annotated[
+    str | None,
+    typer.Option("--keep-texts", metavar="SIZE", help="RAM for chats whose slot other requests need meanwhile. [default: planned]"),
+]
 KVSplit = Annotated[
     bool, typer.Option("--kv-split", help="Each slot has its own share of the context: the same seed, the same answer, whatever else runs.")
 ]
@@ -63,6 +67,7 @@ def wishes_of(  # one argument a flag
     checkpoints: str | None = None,
     kv_split: bool = False,
     ctx_per_slot: str | None = None,
+    keep_texts: str | None = None,
 ) -> Wishes:
     """The flags as Wishes. Raises UsageError that names the flag."""
     from a3b_gguf.planner.plan import Wishes
@@ -78,6 +83,7 @@ def wishes_of(  # one argument a flag
         n_ubatch=ubatch,
         n_draft=draft,
         checkpoint_bytes=None if checkpoints is None else parse_bytes(checkpoints, "--checkpoints"),
+        text_bytes=None if keep_texts is None else parse_bytes(keep_texts, "--keep-texts"),
         kv_split=kv_split,
         n_ctx_slot=None if ctx_per_slot is None else parse_tokens(ctx_per_slot, "--ctx-per-slot"),
     )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from a3b_gguf import probe
 from a3b_gguf.errors import A3BError, MachineLacks
+from a3b_gguf.flows.attention import with_attention
 from a3b_gguf.flows.checked_plan import CheckedPlan, check_plan, checked_plan
 from a3b_gguf.flows.measure import Choice, Tell, measure_plans, remembered
-from a3b_gguf.flows.plan import named, plan_facts, read_facts
+from a3b_gguf.flows.plan import named, plan_facts
 from a3b_gguf.interrupts import deaf_children
 from a3b_gguf.machine import Machine
+from a3b_gguf.memory.facts import Facts
 from a3b_gguf.memory.placement import HOST
 from a3b_gguf.planner.plan import Plan, Wishes
 
@@ -43,22 +44,15 @@ class Chosen:
 
 
 def choose_plan(
-    path: Path,
-    wishes: Wishes,
-    machine: Machine | None,
-    means: Means,
-    tell: Tell,
-    mmproj: Path | None = None,
-    type_name: str | None = None,
+    facts: Facts, wishes: Wishes, machine: Machine | None, means: Means, tell: Tell, written: bool = True
 ) -> Chosen:
-    """The plan for `path`. machine: None for the one at hand, which is measured in a process of its own. type_name: plan for what
-    quantizing would write, which nobody can try.
+    """The plan for a model. machine: None for the one at hand, which is measured in a process of its own. written: there is a file;
+    otherwise it is what quantizing would write, which nobody can try.
 
-    Raises BadInput for a file that is no model, AnswerIsNo when it does not fit, UsageError for a wish that cannot be.
+    Raises AnswerIsNo when it does not fit, UsageError for a wish that cannot be.
     """
-    facts = read_facts(path, type_name, mmproj)
-    here = named(machine or machine_here())
-    if type_name:
+    here = with_attention(facts, wishes, named(machine or machine_here()))
+    if not written:
         return Chosen(CheckedPlan(plan_facts(facts, wishes, here), None))
     if means.measure:
         choice = measure_plans(facts, wishes, here, means.measure, tell)

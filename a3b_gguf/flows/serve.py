@@ -23,6 +23,7 @@ from a3b_gguf.llama.load import load_model
 from a3b_gguf.llama.log import LlamaLog
 from a3b_gguf.llama.pooling import pooling_of
 from a3b_gguf.llama.vocab import Vocab
+from a3b_gguf.memory.facts import Facts as ModelFacts
 from a3b_gguf.planner.check import compare
 from a3b_gguf.planner.plan import Plan
 from a3b_gguf.prompt import Profile, control_tokens
@@ -63,10 +64,13 @@ class Door:
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """What is ready before a plan is: a socket that listens, its base URL, how the model is spoken to. pools: it makes vectors."""
+    """What is ready before a plan is: a socket that listens, its base URL, what a plan needs to know of the model, how it is spoken to.
+    pools: it makes vectors.
+    """
 
     socket: socket
     url: str
+    facts: ModelFacts
     file: GGUFFile
     template: Template
     profile: Profile
@@ -79,13 +83,13 @@ def open_entrance(model: Path, host: str, port: int) -> Iterator[Entrance]:
 
     Raises BadInput for a file that is no model, or that does not say how it is spoken to, MachineLacks for a port that is taken.
     """
-    read_facts(model)
+    facts = read_facts(model)
     file = read_gguf(model)
     pools = pooling_of(file) is not None
     template = _template(file, pools)
     profile = profile_of(file, template)
     with listen(host, port) as taken:
-        yield Entrance(taken, address(host, taken.getsockname()[1]), file, template, profile, pools)
+        yield Entrance(taken, address(host, taken.getsockname()[1]), facts, file, template, profile, pools)
 
 
 def serve_plan(plan: Plan, plan_json: Mapping[str, Any], door: Door, options: Options, told: Told, entrance: Entrance) -> None:

@@ -20,6 +20,7 @@ class LoadParams:
     n_draft: tokens that are guessed ahead in each step, by the MTP block where it is loaded, else from the text so far; 0: none. A
     hybrid keeps so many more recurrent states of each sequence.
     checkpoint_bytes: RAM for copies of recurrent states, from which a chat goes on without being read again; 0: none.
+    text_bytes: RAM for texts whose slot another request took, so that they need not be read again; 0: none.
     tensor_overrides: (regular expression over tensor names, "CPU"), looked at before cpu_expert_layers; the first match counts.
     tensor_split: shares of the GPUs, in llama.cpp's order; empty: by their free memory.
     reproducible: a sequence is computed alone and always in the same pieces; for equal bits kv_unified must be off, too.
@@ -43,6 +44,7 @@ class LoadParams:
     n_threads: int = 1
     n_threads_batch: int = 1
     checkpoint_bytes: int = 0
+    text_bytes: int = 0
     n_draft: int = 0
     tensor_overrides: tuple[tuple[str, str], ...] = ()
     tensor_split: tuple[float, ...] = ()

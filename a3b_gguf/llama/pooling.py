@@ -16,6 +16,7 @@ from a3b_gguf.gguf_file import GGUFFile
 from a3b_gguf.llama.batch import Batch, decode
 from a3b_gguf.llama.load import Context, LoadedModel, open_context
 from a3b_gguf.llama.params import LoadParams
+from a3b_gguf.memory.read import pooling_type
 
 POOLINGS = {1: "mean", 2: "cls", 3: "last"}  # enum llama_pooling_type of llama.h
 RANK = 4
@@ -24,8 +25,8 @@ MOST_TOGETHER = 32  # texts in a call
 
 def pooling_of(file: GGUFFile) -> str | None:
     """How the model of `file` pools, None for one that does not. Raises BadInput for a way that is not served."""
-    value = file.get(f"{file.architecture}.pooling_type")
-    if value in (None, 0, -1, 0xFFFF_FFFF):
+    value = pooling_type(file)
+    if value is None:
         return None
     if value not in POOLINGS:
         what = "the model ranks documents, which is not served" if value == RANK else f"pooling_type {value} is not known"

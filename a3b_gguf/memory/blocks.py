@@ -104,7 +104,7 @@ class Blocks:
     def mixed(self, q: Tensor, n_head_kv: int, k: Tensor, v: Tensor) -> Tensor:
         """Flash attention: one operation, nothing beside its result."""
         mixed = Tensor(self.mixed_bytes(n_head_kv), (self.view(self.view(q)), k, v, self.mask))
-        return self.view(mixed, (self.widths.n_head * self.widths.k_dim, self.widths.n_rows))
+        return self.view(mixed, (self.widths.n_head * self.widths.v_dim, self.widths.n_rows))
 
     def scored(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Without it: the scores of all pairs of tokens, made into shares where they are, times V."""

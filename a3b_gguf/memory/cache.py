@@ -1,4 +1,4 @@
-"""What a context keeps from token to token: KV cache, recurrent states, checkpoints of them, logits."""
+"""What a context keeps from token to token: KV cache, recurrent states, checkpoints of them, texts without a slot, logits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from a3b_gguf.memory.term import Term
 from a3b_gguf.tensors import TYPES
 
 F32 = 4
+CHECKPOINTS_OF_A_TEXT = 4  # that the engine keeps with it; see a3b_server.saved_texts
 # Vulkan's attention reads caches of any type as they are (flash_attn shaders in ggml/src/ggml-vulkan); Metal has room for an f16 copy
 # whatever the type is (ggml_metal_op_flash_attn_ext_extra_kv_f16 in ggml/src/ggml-metal/ggml-metal-ops.cpp). All others do as CUDA does.
 READ_ALL_TYPES, ALWAYS_COPY = ("Vulkan",), ("MTL",)
@@ -53,6 +54,20 @@ def checkpoints(facts: Facts, settings: Settings) -> Term:
     """
     n = settings.checkpoint_bytes // facts.state_bytes if facts.state_bytes else 0
     return Term("checkpoints of recurrent state", HOST, (n + 1) * facts.state_bytes if n else 0)
+
+
+def kept_texts(settings: Settings) -> Term:
+    """RAM that our engine takes for texts whose slot another request took."""
+    return Term("kept texts", HOST, settings.text_bytes)
+
+
+def stored_text_bytes(facts: Facts, settings: Settings) -> int:
+    """Of a text as long as a slot's context: its rows of the cache, its recurrent state and checkpoints on the way to it.
+
+    What llama_state_seq_get_size_ext says of such a sequence, but for 12 to 24 bytes a token.
+    """
+    row = sum(kv_row_bytes(facts, layer.n_head_kv, settings) for layer in facts.layers)
+    return row * settings.n_ctx_seq + (1 + CHECKPOINTS_OF_A_TEXT) * facts.state_bytes
 
 
 def output_buffer(facts: Facts, settings: Settings) -> Term:

@@ -53,6 +53,7 @@ class Facts:
     k_dim, v_dim: elements of one head; conv_state, ssm_state: elements of one sequence's state in one recurrent layer, ssm_inner: of
     one token there, in ssm_heads heads.
     output_bytes is 0 when the output shares the token embedding. projector: the vision encoder that is loaded with it.
+    pools: it makes vectors.
     notes: what this file does not let the planner know.
     """
 
@@ -81,6 +82,7 @@ class Facts:
     layers: tuple[Layer, ...]
     nextn: tuple[Layer, ...] = ()
     projector: Projector | None = None
+    pools: bool = False
     notes: tuple[str, ...] = ()
 
     @property

@@ -28,6 +28,12 @@ def facts_of(file: GGUFFile, shards: Sequence[GGUFFile] = ()) -> Facts:
     return _Reader(file, [*file.tensors, *(tensor for shard in shards for tensor in shard.tensors)]).facts()
 
 
+def pooling_type(file: GGUFFile) -> int | None:
+    """The way in which the model makes one vector of a text, a value of enum llama_pooling_type; None for one that writes text."""
+    value = file.get(f"{file.architecture}.pooling_type")
+    return None if value in (None, 0, -1, 0xFFFF_FFFF) else value
+
+
 class _Reader:
     """The header of one model, with checks on every number that a formula multiplies."""
 
@@ -94,6 +100,7 @@ class _Reader:
             other_bytes=sum(sum(sizes) for role, sizes in outside.items() if role not in ("embedding", "output")),
             layers=tuple(layers[:n_trunk]),
             nextn=tuple(layers[n_trunk:]),
+            pools=pooling_type(self.file) is not None,
             notes=tuple(self.notes),
         )
 

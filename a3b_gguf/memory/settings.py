@@ -10,7 +10,7 @@ class Settings:
     """In llama.cpp's words. n_ctx: tokens of all sequences together, a multiple of 256; kv_unified: they share one cache.
 
     n_draft: tokens guessed ahead in each step; load_mtp: by the MTP block, in a context of its own. checkpoint_bytes: RAM for
-    copies of recurrent states. flash_attn: off is counted for a model in RAM only.
+    copies of recurrent states; text_bytes: for texts whose slot another request took. flash_attn: off is counted for a model in RAM only.
     """
 
     n_ctx: int
@@ -24,6 +24,7 @@ class Settings:
     n_draft: int = 0
     load_mtp: bool = False
     checkpoint_bytes: int = 0
+    text_bytes: int = 0
     flash_attn: bool = True
 
     @property

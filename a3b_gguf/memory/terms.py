@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from a3b_gguf.machine import Device
-from a3b_gguf.memory.cache import checkpoints, kv_cache, output_buffer, recurrent_state
+from a3b_gguf.memory.cache import checkpoints, kept_texts, kv_cache, output_buffer, recurrent_state
 from a3b_gguf.memory.compute import compute_buffers
 from a3b_gguf.memory.draft import mtp_context
 from a3b_gguf.memory.facts import Facts
@@ -31,6 +31,7 @@ def all_terms(facts: Facts, gpus: Sequence[Device], placement: Placement, settin
         *kv_cache(facts, placement, settings),
         *recurrent_state(facts, placement, settings),
         checkpoints(facts, settings),
+        kept_texts(settings),
         output_buffer(facts, settings),
         *compute_buffers(facts, used, placement, settings),
         *mtp_context(facts, used, placement, settings),

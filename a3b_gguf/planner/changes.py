@@ -54,6 +54,13 @@ def fewer_checkpoints(draft: Draft) -> Iterator[Step]:
         yield Step("--checkpoints 0, at the price of reading a chat again in each turn", replace(draft, wishes=wishes, settings=settings))
 
 
+def fewer_texts(draft: Draft) -> Iterator[Step]:
+    if draft.wishes.text_bytes:
+        wishes, settings = replace(draft.wishes, text_bytes=0), replace(draft.settings, text_bytes=0)
+        text = "--keep-texts 0, at the price of reading a chat again when its slot was needed meanwhile"
+        yield Step(text, replace(draft, wishes=wishes, settings=settings))
+
+
 def no_drafts(draft: Draft) -> Iterator[Step]:
     if draft.wishes.n_draft:
         settings = replace(draft.settings, n_draft=0, load_mtp=False, n_outputs_max=draft.settings.n_seq_max)
@@ -154,8 +161,8 @@ def more_memory(draft: Draft) -> Iterator[Step]:
 
 # From what costs a user least to what costs most: a flag, length, safety, images, another file, quality, hardware.
 LADDERS: tuple[Ladder, ...] = (
-    no_hand, own_batch, no_drafts, fewer_checkpoints, fewer_slots, small_cache, shorter_context, less_margin, no_vision, smaller_weights,
-    smallest_cache, more_memory,
+    no_hand, own_batch, no_drafts, fewer_texts, fewer_checkpoints, fewer_slots, small_cache, shorter_context, less_margin, no_vision,
+    smaller_weights, smallest_cache, more_memory,
 )  # fmt: skip
 
 

@@ -74,6 +74,7 @@ def load_params(draft: Draft) -> LoadParams:
         load_mtp=settings.load_mtp,
         n_draft=settings.n_draft,
         checkpoint_bytes=settings.checkpoint_bytes,
+        text_bytes=settings.text_bytes,
         tensor_overrides=tuple((override(layer, name), "CPU") for layer, name in placement.cpu_tensors),
         tensor_split=tuple(map(float, placement.tensor_split)),
     )

@@ -28,7 +28,8 @@ class Wishes:
     n_ctx: tokens that all slots share; n_ctx_slot: tokens of each slot, in a cache of its own, instead. kv_type: "auto", a name of
     KV_TYPES, or "K/V" for two. n_cpu_moe: layers whose routed experts stay in RAM, counted from the first, like --n-cpu-moe of llama.cpp.
     margin: bytes left free on every GPU. n_draft: tokens guessed ahead in each step. checkpoint_bytes: RAM for copies of recurrent
-    states. kv_split: each slot has its own share of the cache, so that an answer does not depend on what else runs.
+    states; text_bytes: for texts whose slot another request took. kv_split: each slot has its own share of the cache, so that an answer
+    does not depend on what else runs.
     """
 
     n_ctx: int | None = None
@@ -40,6 +41,7 @@ class Wishes:
     n_ubatch: int | None = None
     n_draft: int = 0
     checkpoint_bytes: int | None = None
+    text_bytes: int | None = None
     kv_split: bool = False
     n_ctx_slot: int | None = None
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from a3b_gguf.errors import UsageError
+from a3b_gguf.memory.cache import stored_text_bytes
 from a3b_gguf.memory.settings import padded
 from a3b_gguf.planner.changes import longest_context
 from a3b_gguf.planner.draft import Draft
@@ -18,16 +19,20 @@ from a3b_gguf.planner.plan import DEFAULT_CTX, DEFAULT_MARGIN
 from a3b_gguf.planner.speed import OFFLOAD_STEP, offload_rows
 from a3b_gguf.planner.where import placement
 from a3b_gguf.tensors import TYPES
-from a3b_gguf.units import MIB, human_bytes
+from a3b_gguf.units import GIB, MIB, human_bytes
 
 LONG_ENOUGH = 2048  # tokens below which a chat with tools hardly fits
 CHECKPOINTS = 512 * MIB
 CHECKPOINTS_KEPT = (1, 0)  # that a length nobody asked for leaves room for: the first that leaves a length at all
 MOST_CHECKPOINTS = 256  # that the engine keeps; see a3b_server.checkpoints
 CHECKPOINT_SHARE = 8  # an eighth of what RAM has left
+TEXTS = GIB
+TEXTS_KEPT = 2  # as long as a slot's context
+TEXT_SHARE = 8  # an eighth of what RAM has left
 SCORE_SHARE = 4  # a quarter of what RAM has left
 SCORE_ROWS = 256  # tokens of a prompt: smaller pieces were measured no slower on a CPU, dense or experts, and have fewer scores
-FASTER = "after some thousand tokens a CPU was measured to write 1.4 to 2.4 times faster without it (benchmarks/bench_attention.py)"
+WIDE_HEAD = 128  # numbers: with 256 every CPU that was tried wrote faster without flash attention, with 64 some did and some did not
+GAIN = 1.03  # what a measurement must show
 PINNED_TRAP = 8192 * MIB  # pinned memory from which Windows drivers were seen to refuse
 
 
@@ -46,7 +51,8 @@ def context(draft: Draft) -> Draft:
     rows = slots * (1 + n_draft)
     settings = replace(draft.settings, n_ctx=n_ctx, n_seq_max=slots, n_outputs_max=rows, n_draft=n_draft)
     settings = replace(settings, kv_unified=not is_split)
-    settings = replace(settings, load_mtp=bool(n_draft and draft.facts.nextn), checkpoint_bytes=draft.wishes.checkpoint_bytes or 0)
+    settings = replace(settings, load_mtp=bool(n_draft and draft.facts.nextn))
+    settings = replace(settings, checkpoint_bytes=draft.wishes.checkpoint_bytes or 0, text_bytes=draft.wishes.text_bytes or 0)
     draft = replace(draft, settings=replace(settings, n_ubatch=least_ubatch(draft, n_ctx, rows)))
     if asked is None and not fits_at_all(draft):
         return shortened(draft, n_ctx)
@@ -112,13 +118,31 @@ def attention(draft: Draft) -> Draft:
     if settings.kv_unified and settings.n_seq_max > 1:
         why = "without it each slot would be compared with the tokens of all; --ctx-per-slot parts them"
         return draft.because("flash attention", "on", why)
+    faster, why = without_flash(draft)
+    if not faster:
+        return draft.because("flash attention", "on", why)
     rows = settings.n_ubatch if draft.wishes.n_ubatch else min(settings.n_ubatch, max(SCORE_ROWS, settings.n_outputs_max))
     trial = replace(draft, settings=replace(settings, flash_attn=False, n_ubatch=rows))
     scores = max(0, trial.n_bytes - draft.n_bytes)
     if scores > ram.room // SCORE_SHARE:
         why = f"a CPU is faster without it in long chats, but {human_bytes(scores)} of scores are more than a quarter of what RAM has left"
         return draft.because("flash attention", "on", why)
-    return trial.because("flash attention", "off", f"{FASTER}; takes {human_bytes(scores)} more")
+    return trial.because("flash attention", "off", f"{why}; takes {human_bytes(scores)} more")
+
+
+def without_flash(draft: Draft) -> tuple[bool, str]:
+    """Whether this CPU is faster without flash attention, and how that is known."""
+    cost, width = draft.machine.attention, draft.facts.k_dim
+    if cost is None:
+        if width >= WIDE_HEAD:
+            return True, f"with heads of {width} CPUs were measured to write 1.4 to 1.6 times as fast without it in long chats"
+        return False, f"with heads of {width} some CPUs are faster without it and some are not; on the machine itself it is measured"
+    (write, write_without), (read, read_without) = cost.write, cost.read
+    told = (
+        f"measured here: attention of a token after {cost.n_kv:,} takes {1000 * write:.2f} ms with it, {1000 * write_without:.2f} without; "
+        f"of one of so long a prompt {1000 * read:.2f} and {1000 * read_without:.2f}"
+    )
+    return cost.gain >= GAIN, told
 
 
 def batch(draft: Draft) -> Draft:
@@ -186,6 +210,22 @@ def checkpoints(draft: Draft) -> Draft:
     return draft.because("checkpoints", f"{n_bytes // one} ({human_bytes(n_bytes)})", why)
 
 
+def kept_texts(draft: Draft) -> Draft:
+    """RAM for texts whose slot another request took. A chat that asks between its turns for a title, with one slot, needs it."""
+    asked, ram = draft.wishes.text_bytes, draft.budgets[0]
+    if draft.facts.pools:
+        draft = draft.warn("--keep-texts: this model makes vectors, there is no chat to go on") if asked else draft
+        return replace(draft, settings=replace(draft.settings, text_bytes=0))
+    most = TEXTS_KEPT * stored_text_bytes(draft.facts, draft.settings)
+    n_bytes = max(0, min(TEXTS, most, ram.left // TEXT_SHARE, ram.room)) if asked is None else asked
+    draft = replace(draft, settings=replace(draft.settings, text_bytes=n_bytes))
+    if not n_bytes:
+        return draft.because("kept texts", "none", "too little RAM stays free" if asked is None else "asked for, or --states keeps them")
+    why = "in RAM, for chats whose slot another request took: they go on, instead of being read again"
+    why = f"{why}; at most an eighth of what RAM has left" if asked is None else f"asked for; {why}"
+    return draft.because("kept texts", human_bytes(n_bytes), why)
+
+
 def outputs(draft: Draft) -> Draft:
     """Logits only where a token is sampled."""
     saved = 4 * draft.facts.n_vocab * (draft.settings.n_rows - draft.settings.n_outputs_max)
@@ -211,5 +251,6 @@ def margin(draft: Draft) -> Draft:
 Rule = Callable[[Draft], Draft]
 # Context first, since everything grows with it; the cache's type before placement, since it decides what is left for weights.
 RULES: tuple[Rule, ...] = (
-    context, slots, kv_cache_type, placement, attention, batch, op_offload, threads, load_mode, checkpoints, outputs, margin,
+    context, slots, kv_cache_type, placement, attention, batch, op_offload, threads, load_mode, checkpoints, kept_texts, outputs,
+    margin,
 )  # fmt: skip

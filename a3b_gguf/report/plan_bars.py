@@ -14,6 +14,7 @@ PARTS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("KV cache", ("KV cache", "MTP context: KV cache"), "K", "#d98f4e"),
     ("recurrent state", ("recurrent state",), "S", "#c25b56"),
     ("checkpoints", ("checkpoints of recurrent state",), "C", "#8c6bb1"),
+    ("kept texts", ("kept texts",), "T", "#b5a2cf"),
     ("buffers", (), "B", "#7a9a5b"),  # everything else
 )
 IN_USE, FREE, KEPT = ("in use already", "x", "#b8b8b8"), ("free", ".", "#ffffff"), ("kept free on purpose", "-", "#e8e8e8")

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Callable
 
 from a3b_gguf.planner.plan import Plan
+from a3b_gguf.units import MIB
 
 EXPERTS = r"blk\.%d\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # what --n-cpu-moe matches: LLM_FFN_EXPS_REGEX in common/common.h
 
@@ -29,7 +30,7 @@ def arguments(plan: Plan) -> list[str]:
     if load.tensor_split:
         words += ["--tensor-split", ",".join(f"{share:g}" for share in load.tensor_split)]
     words += experts(plan)
-    words += ["--ctx-checkpoints", str(n_checkpoints(plan)), "--cache-ram", "0"]
+    words += ["--ctx-checkpoints", str(n_checkpoints(plan)), "--cache-ram", str(load.text_bytes // MIB)]
     if load.n_draft:
         words += ["--spec-type", "draft-mtp" if load.load_mtp else "ngram-simple", "--spec-draft-n-max", str(load.n_draft)]
     if plan.facts.projector:

@@ -37,6 +37,7 @@ from a3b_server.thinking import ThinkClock
 # Results of llama_decode. Everything else (2: aborted, -2 and -3: failed) leaves the sequences of the call in an unknown state.
 DONE, NO_ROOM, REFUSED = 0, 1, -1
 MOST_RESTARTS = 1
+HELD_SECONDS = 0.01  # tokens that come faster than a hundred a second go out together: telling each costs as much as a tenth of its step
 
 Emit = Callable[[tuple[Event, ...]], None]
 Clock = Callable[[], float]
@@ -82,6 +83,7 @@ class Engine:
         self._arrivals: dict[str, float] = {}  # of those that wait for a slot
         self._pairs, self._told = list[tuple[str, int]](), list[TokenLogprobs | None]()
         self._events: list[Event] = []
+        self._told_at = 0.0  # when tokens last went out
 
     def submit(self, request: Submit) -> None:
         """Queues a request. One that can never run fails at once."""
@@ -111,6 +113,7 @@ class Engine:
         self._admit()
         n_writing = self._decode()
         reading = self.scheduler.reading()
+        self._flush(may_hold=not reading)
         if not reading:
             return
         left = self._pace.rows(n_writing, len(reading), self._longest_wait(reading))
@@ -144,7 +147,8 @@ class Engine:
         running = self.scheduler.running
         views = tuple(_view(held, running.get(held.seq)) for held in self.slots.held(running))
         pool = self.slots.checkpoints
-        return Snapshot(views, len(self.scheduler.waiting), (len(pool), pool.n_most), Counts(**self.slots.tally))
+        n_texts = len(self.slots.saved) if self.slots.saved else 0
+        return Snapshot(views, len(self.scheduler.waiting), (len(pool), pool.n_most), Counts(**self.slots.tally), n_texts)
 
     def close(self) -> None:
         """Cancels everything and empties the cache."""
@@ -195,7 +199,6 @@ class Engine:
                     started = now
         if ready:
             self._pace.note_step(self._clock() - begun)
-        self._flush()
         return len(ready)
 
     def _run(self, call: Call) -> None:
@@ -351,9 +354,14 @@ class Engine:
             self._events.append(Tokens(tuple(self._pairs), told))
             self._pairs, self._told = [], []
 
-    def _flush(self) -> None:
+    def _flush(self, may_hold: bool = False) -> None:
+        """Hands over what happened. may_hold: the next tokens come soon, and those that are there may wait for them."""
+        now = self._clock()
+        if may_hold and not self._events and now - self._told_at < HELD_SECONDS:
+            return
         self._gather()
         if self._events:
+            self._told_at = now
             events, self._events = tuple(self._events), []
             self._emit(events)
 

@@ -144,6 +144,9 @@ class Tokens:
     pairs: tuple[tuple[str, int], ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
 
+    def __reduce__(self) -> tuple[type[Tokens], tuple[object, ...]]:
+        return Tokens, (self.pairs, self.logprobs)  # pickled for every token: a dataclass with slots takes ten times as long by itself
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:
@@ -208,7 +211,7 @@ class Counts:
 
     n_continued, n_copied, n_restored: starts from the same slot, from another one, from a checkpoint (in either). n_evicted: idle texts
     dropped for want of room. n_drafted, n_accepted: tokens guessed ahead, and those that were right. n_restarted: texts read anew because a
-    computation failed. n_saved, n_loaded: texts that went to disk, and that came back.
+    computation failed. n_saved, n_loaded: texts that were kept when they lost their slot, and that came back.
     """
 
     n_requests: int = 0
@@ -228,12 +231,16 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The engine between two calls. checkpoints: how many are held, of how many at most. clip: None unless activations are watched."""
+    """The engine between two calls. checkpoints: how many are held, of how many at most. n_texts: those kept without a slot.
+
+    clip: None unless activations are watched.
+    """
 
     slots: tuple[SlotView, ...]
     n_waiting: int
     checkpoints: tuple[int, int]
     counts: Counts
+    n_texts: int = 0
     clip: ClipCounts | None = None
 
 

@@ -45,6 +45,7 @@ class Metrics:
         self._cache_tokens = self._gauge("a3b_cache_tokens", "Tokens that the cache holds")
         self._cache_room = self._gauge("a3b_cache_tokens_most", "Tokens that the cache can hold")
         self._checkpoints = self._gauge("a3b_checkpoints", "Checkpoints of recurrent states", "what")
+        self._texts = self._gauge("a3b_kept_texts", "Texts that are kept without a slot, in RAM or on disk")
         self._starts = self._gauge("a3b_prompt_starts", "Prompts that went on from what the cache held", "kind")
         self._memory = self._gauge("a3b_memory_bytes", "Memory by kind and device, predicted and real", "source", "kind", "device")
         self._clip = self._gauge("a3b_activations", "Activations that were watched, since the engine was loaded", "what")
@@ -92,6 +93,7 @@ class Metrics:
         held, most = snapshot.checkpoints
         self._checkpoints.labels("held").set(held)
         self._checkpoints.labels("most").set(most)
+        self._texts.set(snapshot.n_texts)
         if snapshot.clip is not None:
             for what in ("n_watched", "n_beyond", "n_clamped", "worst"):
                 self._clip.labels(what.removeprefix("n_")).set(getattr(snapshot.clip, what))

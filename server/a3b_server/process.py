@@ -35,10 +35,12 @@ from a3b_server.embedder import Embedder
 from a3b_server.engine import Engine, Options
 from a3b_server.first_call import first_call
 from a3b_server.garbage import settle
-from a3b_server.messages import Cancel, Command, Dead, Embed, EngineConfig, Facts, Look, Ready, Snapshot, StatesConfig, Stop, Submit
+from a3b_server.messages import Cancel, Command, Dead, Embed, EngineConfig, Facts, Look, Ready, Snapshot, Stop, Submit
 from a3b_server.mtp import MtpDrafter
 from a3b_server.saved_texts import SavedTexts
 from a3b_server.state_folder import StateFolder
+from a3b_server.text_memory import TextMemory
+from a3b_server.text_store import TextStore
 
 SWITCH_SECONDS = 0.001  # how long another Python thread may keep a finished call of llama_decode waiting
 
@@ -65,10 +67,10 @@ def run_engine(pipe: Connection, config: EngineConfig) -> None:
             limits = _limits(config, model, context)
             drafter, contexts = _drafter(config, model, context, limits, owned)
             engine = Engine(context, Vocab(model), limits, _options(config), pipe.send, drafter)
-            if config.states:
-                saved = SavedTexts(context, _states(config.states, config), engine.slots.checkpoints)
-                engine.slots.saved = saved
-                owned.callback(saved.close)
+            store = _store(config)
+            if store is not None:
+                owned.callback(store.close)
+                engine.slots.saved = SavedTexts(context, store, engine.slots.checkpoints)
             first_call(context, limits)
             settle()
             pipe.send((Ready(_facts(limits, model, (context, *contexts), time.perf_counter() - started)),))
@@ -77,9 +79,11 @@ def run_engine(pipe: Connection, config: EngineConfig) -> None:
         pipe.send((Dead(error.message, error.hint, error.exit_code),))
 
 
-def _states(states: StatesConfig, config: EngineConfig) -> StateFolder:
-    """The folder of saved texts. A text can be brought back only into a cache of the same kind, on the same model."""
-    params = config.params
+def _store(config: EngineConfig) -> TextStore | None:
+    """Where texts are kept that lose their slot. One from a disk fits only into a cache of the same kind, on the same model."""
+    params, states = config.params, config.states
+    if states is None:
+        return TextMemory(params.text_bytes) if params.text_bytes else None
     how = (params.kv_type_k, params.kv_type_v, params.kv_unified, params.flash_attn, params.n_expert_used, config.clip)
     files = [part.path for part in read_parts(config.model)]
     return StateFolder(states.folder, states.limit, fingerprint(files, *map(str, how)).hex())

@@ -1,53 +1,67 @@
-"""Texts that slots held, on disk: saved when a slot is needed for another text and when the server stops, brought back when a request
-goes on from one, also after a restart."""
+"""Texts that slots held, in RAM or on disk: saved when a slot is needed for another text and, to a disk, when the server stops; brought
+back when a request goes on from one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-
-import numpy as np
 
 from a3b_gguf.llama.batch import drop, last_position
 from a3b_gguf.llama.load import Context
 from a3b_gguf.llama.sequences import load_state, save_state, state_size
 from a3b_server.checkpoints import CheckpointPool
 from a3b_server.prefixes import Holding, Reuse, common_length
-from a3b_server.state_file import SavedText
-from a3b_server.state_folder import Entry, StateFolder
+from a3b_server.text_store import Bytes, Entry, SavedText, TextStore
 
 WHOLE = 0  # flags of llama.cpp's states: attention rows and recurrent state
 LEAST_TOKENS = 128  # shorter texts are read again as fast
 WORTH_TOKENS = 64  # that must be saved beside what the cache holds already
-LEAST_SHARE = 16  # of a text, one in so many tokens, that must be of use: all of it is read from the disk
+LEAST_SHARE = 16  # of a text, one in so many tokens, that must be of use: all of it is copied
 MOST_CHECKPOINTS = 4  # of a text: the first, which many texts share, and the last ones
 
 
 class SavedTexts:
-    """Owns what of `context` goes to `folder` and back. Everything is done between two calls, but writing, which a thread does."""
+    """Owns what of `context` goes to `store` and back. Everything is done between two calls, but writing to a disk, which a thread does."""
 
-    def __init__(self, context: Context, folder: StateFolder, checkpoints: CheckpointPool) -> None:
-        self._context, self._folder, self._checkpoints = context, folder, checkpoints
+    def __init__(self, context: Context, store: TextStore, checkpoints: CheckpointPool) -> None:
+        self._context, self._store, self._checkpoints = context, store, checkpoints
 
-    def keep(self, held: Holding, waits: bool = False) -> bool:
-        """Saves what an idle slot holds, where it is worth it. waits: also when the text before it is still being written."""
+    def __len__(self) -> int:
+        return len(self._store.entries)
+
+    def keep(self, held: Holding, spared: Entry | None = None) -> bool:
+        """Saves what an idle slot holds, where it is worth it, and not at the price of `spared`."""
+        return not self._store.is_busy and self._keep(held, spared)
+
+    def keep_last(self, held: Holding) -> None:
+        """The process ends: saves what is there afterwards, also when the text before it is still being written."""
+        if self._store.outlives:
+            self._keep(held, None)
+
+    def _keep(self, held: Holding, spared: Entry | None) -> bool:
         tokens = held.tokens
-        if len(tokens) < LEAST_TOKENS or (self._folder.is_busy and not waits) or self._is_there(tokens):
+        if len(tokens) < LEAST_TOKENS or self._is_there(tokens):
             return False
-        state = np.empty(state_size(self._context, held.seq, WHOLE), np.uint8)
+        found = sorted((c for c in self._checkpoints.of(tokens) if c.n_tokens < len(tokens)), key=lambda c: c.n_tokens)
+        chosen = [*found[:1], *found[1:][-(MOST_CHECKPOINTS - 1) :]]
+        sizes = [state_size(self._context, held.seq, WHOLE), *(len(c.state) for c in chosen)]
+        memory = self._store.room(sum(sizes), spared)
+        if memory is None:
+            return False
+        state, *copies = _cut(memory, sizes)
         if save_state(self._context, held.seq, state, WHOLE) != len(state):
             return False
-        found = sorted(self._checkpoints.of(tokens), key=lambda c: c.n_tokens)
-        chosen = [*found[:1], *found[1:][-(MOST_CHECKPOINTS - 1) :]]
-        checkpoints = tuple((c.n_tokens, c.state.copy()) for c in chosen if c.n_tokens < len(tokens))
-        return self._folder.save(SavedText(list(tokens), held.n_exact, state, checkpoints))
+        for copy, checkpoint in zip(copies, chosen, strict=True):
+            copy[:] = checkpoint.state
+        counts = (checkpoint.n_tokens for checkpoint in chosen)
+        return self._store.save(SavedText(list(tokens), held.n_exact, state, tuple(zip(counts, copies, strict=True))))
 
     def _is_there(self, tokens: Sequence[int]) -> bool:
-        return any(entry.tokens == tokens for entry in tuple(self._folder.entries.values()))
+        return any(entry.tokens == tokens for entry in tuple(self._store.entries.values()))
 
     def better(self, prompt: list[int], n_tokens: int, reuse: Reuse) -> Entry | None:
         """The saved text from which more of the prompt need not be read than the n_tokens that the cache has; None when none is."""
         best, most = None, n_tokens + WORTH_TOKENS - 1
-        for entry in tuple(self._folder.entries.values()):
+        for entry in tuple(self._store.entries.values()):
             count = _length(prompt, entry, reuse)
             if count > most and count * LEAST_SHARE >= len(entry.tokens):
                 best, most = entry, count
@@ -56,9 +70,9 @@ class SavedTexts:
     def bring_back(self, entry: Entry, seq: int, make_room: Callable[[], bool]) -> Holding | None:
         """Fills the empty slot `seq`, and the pool with the text's checkpoints. make_room: drops something else; False: nothing is left.
 
-        None: the slot is empty, because the file is damaged or the cache has no room.
+        None: the slot is empty, because the text is damaged or the cache has no room.
         """
-        text = self._folder.load(entry)
+        text = self._store.load(entry)
         if text is None:
             return None
         while not load_state(self._context, seq, text.state, WHOLE) or last_position(self._context, seq) != len(text.tokens) - 1:
@@ -73,7 +87,16 @@ class SavedTexts:
 
     def close(self) -> None:
         """Waits for what is being written."""
-        self._folder.close()
+        self._store.close()
+
+
+def _cut(memory: Bytes, sizes: Sequence[int]) -> list[Bytes]:
+    at = 0
+    found = []
+    for size in sizes:
+        found.append(memory[at : at + size])
+        at += size
+    return found
 
 
 def _length(prompt: list[int], entry: Entry, reuse: Reuse) -> int:

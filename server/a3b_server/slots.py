@@ -17,6 +17,7 @@ from a3b_server.prefixes import Holding, Reuse, Start, find_start
 from a3b_server.saved_texts import SavedTexts
 from a3b_server.scheduler import Sequence
 from a3b_server.stops import aligned_stops, stops
+from a3b_server.text_store import Entry
 
 Running = Mapping[int, Sequence]
 
@@ -36,7 +37,7 @@ class Slots:
         self._held = [Holding(seq) for seq in range(limits.n_seq_max)]
         self._rolled_back: set[int] = set()  # slots whose newest state is the one before drafts that were wrong
         self._clock = 0
-        self.saved: SavedTexts | None = None  # texts on disk
+        self.saved: SavedTexts | None = None  # texts that no slot holds any more
         self.tally: Counter[str] = Counter()  # fields of messages.Counts
 
     def held(self, running: Running) -> list[Holding]:
@@ -63,19 +64,19 @@ class Slots:
         entry = saved.better(prompt, start.n_tokens, self._reuse)
         if entry is None:
             return False
-        self._save(start.seq)
+        self._save(start.seq, entry)
         self.drop(start.seq)
-        found = saved.bring_back(entry, start.seq, lambda: self.evict(running))
+        found = saved.bring_back(entry, start.seq, lambda: self.evict(running, entry))
         if found is not None:
             self._held[start.seq] = found
             self.tally["n_loaded"] += 1
             self._use(start.seq)
         return found is not None
 
-    def _save(self, seq: int, waits: bool = False) -> None:
+    def _save(self, seq: int, spared: Entry | None = None) -> None:
         """The text of an idle slot is about to be lost."""
         if self.saved is not None:
-            self.tally["n_saved"] += self.saved.keep(self._held[seq], waits)
+            self.tally["n_saved"] += self.saved.keep(self._held[seq], spared)
 
     def must_wait(self, sequence: Sequence, running: Running) -> bool:
         """Whether another sequence is still on its way to the text that this one starts from."""
@@ -118,7 +119,7 @@ class Slots:
     def _fill(self, start: Start) -> int:
         """Makes the slot hold the tokens that `start` names; returns how many it holds, 0 after anything unexpected."""
         seq, source, n_tokens, checkpoint = start.seq, start.source, start.n_tokens, start.checkpoint
-        if source != seq:
+        if source != seq or 2 * n_tokens < len(self._held[seq].tokens):
             self._save(seq)
         if source is None or not self._take_over(seq, source, n_tokens, checkpoint) or last_position(self._context, seq) != n_tokens - 1:
             self.drop(seq)
@@ -191,13 +192,13 @@ class Slots:
         if self._drafter is not None:
             self._drafter.begin(seq, None, 0, None)
 
-    def evict(self, running: Running) -> bool:
-        """Drops the idle text that was not needed for the longest time; False when there is none."""
+    def evict(self, running: Running, spared: Entry | None = None) -> bool:
+        """Drops the idle text that was not needed for the longest time; False when there is none. spared: a saved text to be kept."""
         idle = [held for held in self._held if held.seq not in running and held.tokens]
         if not idle:
             return False
         seq = min(idle, key=lambda held: held.used).seq
-        self._save(seq)
+        self._save(seq, spared)
         self.drop(seq)
         self.tally["n_evicted"] += 1
         return True
@@ -205,7 +206,8 @@ class Slots:
     def clear(self) -> None:
         """Drops everything; texts that can be saved are, those that were used last before others."""
         for held in sorted(self._held, key=lambda h: -h.used):
-            self._save(held.seq, waits=True)
+            if self.saved is not None:
+                self.saved.keep_last(held)
             self.drop(held.seq)
 
 

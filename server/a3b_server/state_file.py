@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
+
+from a3b_server.text_store import Bytes, SavedText
 
 MAGIC = b"A3BTEXT1"
 MOST_HEADER = 1 << 16
 WORD = struct.Struct("<I")
-Bytes = NDArray[np.uint8]
 
 
 class BadState(Exception):
@@ -55,21 +55,6 @@ class Header:
     @property
     def part_sizes(self) -> list[int]:
         return [4 * self.n_tokens, self.state_bytes, *(n_bytes for _, n_bytes in self.checkpoints)]
-
-
-@dataclass(frozen=True, slots=True)
-class SavedText:
-    """A text as it was in a slot. state: uint8; checkpoints: (tokens, uint8), ascending."""
-
-    tokens: list[int]
-    n_exact: int
-    state: Bytes
-    checkpoints: tuple[tuple[int, Bytes], ...] = ()
-
-    @property
-    def n_bytes(self) -> int:
-        """About what the file takes."""
-        return 4 * len(self.tokens) + len(self.state) + sum(len(state) for _, state in self.checkpoints) + 1024
 
 
 def write_text(path: Path, text: SavedText, fingerprint: str) -> None:

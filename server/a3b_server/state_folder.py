@@ -8,25 +8,15 @@ import stat
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import psutil
 
-from a3b_server.state_file import BadState, OtherModel, SavedText, read_text, read_tokens, write_text
+from a3b_server.state_file import BadState, OtherModel, read_text, read_tokens, write_text
+from a3b_server.text_store import Bytes, Entry, SavedText, entry_of
 
 SUFFIX = ".a3btext"
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A saved text that can be brought back. checkpoints: token counts from which a hybrid can go on, its end not among them."""
-
-    path: Path
-    tokens: list[int]
-    n_exact: int
-    checkpoints: tuple[int, ...]
 
 
 def tell(message: str) -> None:
@@ -40,11 +30,13 @@ class StateFolder:
     fingerprint: of the model and how it is loaded; texts of others stay as long as there is room.
     """
 
+    outlives = True
+
     def __init__(self, folder: Path, limit: int, fingerprint: str, note: Callable[[str], None] = tell) -> None:
         self._folder, self._limit, self._fingerprint, self._note = folder, limit, fingerprint, note
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="states")
         self._writing: Future[None] | None = None
-        self.entries: dict[Path, Entry] = {}
+        self.entries: dict[str, Entry] = {}  # by the file's name
         self._clear_parts()
         n_others = sum(not self._look(path) for path in self._files())
         if n_others:
@@ -78,7 +70,7 @@ class StateFolder:
         except (BadState, OSError) as error:
             self._note(f"{path} is left out: {error}")
             return True
-        self.entries[path] = Entry(path, tokens, header.n_exact, tuple(count for count, _ in header.checkpoints))
+        self.entries[path.name] = Entry(path.name, tokens, header.n_exact, tuple(count for count, _ in header.checkpoints))
         return True
 
     @property
@@ -86,14 +78,19 @@ class StateFolder:
         """Whether a text is still being written."""
         return self._writing is not None and not self._writing.done()
 
+    def room(self, n_bytes: int, spared: Entry | None = None) -> Bytes | None:
+        """Memory of its own for every text, since a thread writes it later."""
+        return np.empty(n_bytes, np.uint8) if n_bytes <= self._limit else None
+
     def load(self, entry: Entry) -> SavedText | None:
         """The text; None when its file is not what it was."""
+        path = self._folder / entry.name
         try:
-            text = read_text(entry.path, self._fingerprint)
-            os.utime(entry.path)
+            text = read_text(path, self._fingerprint)
+            os.utime(path)
         except (BadState, OSError) as error:
-            self.entries.pop(entry.path, None)
-            self._note(f"{entry.path} is left out: {error}")
+            self.entries.pop(entry.name, None)
+            self._note(f"{path} is left out: {error}")
             return None
         return text
 
@@ -117,9 +114,9 @@ class StateFolder:
         except OSError as error:
             self._note(f"a text of {len(text.tokens):,} tokens was not saved to {path}: {error.strerror or error}")
             return
-        for other in [e for e in tuple(self.entries.values()) if e.path != path and text.tokens[: len(e.tokens)] == e.tokens]:
-            self._remove(other.path)  # the new one goes on from it
-        self.entries[path] = Entry(path, text.tokens, text.n_exact, tuple(count for count, _ in text.checkpoints))
+        for other in [e for e in tuple(self.entries.values()) if e.name != path.name and text.tokens[: len(e.tokens)] == e.tokens]:
+            self._remove(self._folder / other.name)  # the new one goes on from it
+        self.entries[path.name] = entry_of(path.name, text)
 
     def _make_room(self, n_bytes: int, path: Path) -> None:
         sizes = {file: file.stat().st_size for file in self._files() if file != path}
@@ -132,4 +129,4 @@ class StateFolder:
 
     def _remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)
-        self.entries.pop(path, None)
+        self.entries.pop(path.name, None)

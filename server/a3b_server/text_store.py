@@ -1,0 +1,68 @@
+"""What a place for texts that no slot holds any more must be able to do: RAM (`text_memory`) and a folder on disk (`state_folder`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedText:
+    """A text as it was in a slot. state: uint8, of the whole sequence; checkpoints: (tokens, uint8) of recurrent states, ascending.
+
+    n_exact: leading tokens that were read in whole aligned chunks.
+    """
+
+    tokens: list[int]
+    n_exact: int
+    state: Bytes
+    checkpoints: tuple[tuple[int, Bytes], ...] = ()
+
+    @property
+    def n_bytes(self) -> int:
+        """About what it takes."""
+        return 4 * len(self.tokens) + len(self.state) + sum(len(state) for _, state in self.checkpoints) + 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A stored text that can be brought back. checkpoints: token counts from which a hybrid can go on, its end not among them."""
+
+    name: str
+    tokens: list[int]
+    n_exact: int
+    checkpoints: tuple[int, ...]
+
+
+def entry_of(name: str, text: SavedText) -> Entry:
+    return Entry(name, text.tokens, text.n_exact, tuple(count for count, _ in text.checkpoints))
+
+
+class TextStore(Protocol):
+    """Owns stored texts. entries: those that can be brought back. outlives: they are still there when the process has ended."""
+
+    outlives: bool
+
+    @property
+    def entries(self) -> Mapping[str, Entry]: ...
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the text before is still on its way."""
+
+    def room(self, n_bytes: int, spared: Entry | None = None) -> Bytes | None:
+        """Memory for the states of the text that is saved next; None where there is not so much without giving up `spared`."""
+
+    def save(self, text: SavedText) -> bool:
+        """Keeps a text, whose states lie in what `room` gave last. False: it is larger than all the room there is."""
+
+    def load(self, entry: Entry) -> SavedText | None:
+        """The text, good until the next `room`; None when it is not what it was."""
+
+    def close(self) -> None: ...
