@@ -74,8 +74,8 @@ def convert_tiny(path: Path) -> Path:
 
 def measure(path: Path, flash_attn: bool, n_ctx: int) -> tuple[float, float]:
     """Milliseconds of a token after n_ctx others, and of a row of a prompt so long."""
-    rows = 512 if flash_attn else 256
-    params = LoadParams(n_ctx + 256, 1, rows, rows, n_threads=2, n_threads_batch=2, flash_attn=flash_attn)
+    rows, threads = 512 if flash_attn else 256, os.cpu_count() or 1
+    params = LoadParams(n_ctx + 256, 1, rows, rows, n_threads=threads, n_threads_batch=threads, flash_attn=flash_attn)
     random = np.random.default_rng(1)
     with LlamaLog(1000), load_model(path, params) as model, open_context(model, params) as context:
         batch, n_vocab = Batch(rows), 4000

@@ -315,10 +315,10 @@ def test_without_flash_attention_few_rows_cost_no_more_each() -> None:
     assert pace.rows(4, 5) == 48
 
 
-def test_who_waited_long_makes_the_others_wait_a_tenth_of_it() -> None:
+def test_who_waited_long_makes_the_others_wait_a_fifth_of_it() -> None:
     pace = Pace(512, target=0.1)
     pace.note_chunk(64, 0.064)
-    assert pace.rows(4, 1, waited=0.9) == 64
-    assert pace.rows(4, 1, waited=5.0) == 448
-    assert pace.rows(4, 9, waited=5.0) == 896
+    assert pace.rows(4, 1, waited=0.45) == 64
+    assert pace.rows(4, 1, waited=2.5) == 448
+    assert pace.rows(4, 9, waited=2.5) == 896
     assert pace.rows(4, 1, waited=500.0) == 1984  # two seconds at most
