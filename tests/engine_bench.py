@@ -59,14 +59,14 @@ class Bench:
         self, context: Context, vocab: Vocab, params: LoadParams, drafter: Drafter | None = None, always: bool = True,
         clock: Ticks | None = None,
     ) -> None:  # fmt: skip
-        self.context, self.vocab = context, vocab
+        self.context, self.vocab, self.drafter = context, vocab, drafter
         self.events: list[Event] = []
         limits = Limits(context.n_ctx, context.n_ctx_seq, params.n_seq_max, params.n_batch, params.n_outputs_max, vocab.n_tokens)
         options = Options(params.n_ubatch, params.kv_unified, params.reproducible, params.checkpoint_bytes, always)
         self.clock = clock or Ticks()
         self.engine = Engine(context, vocab, limits, options, self.events.extend, drafter, self.clock)
         if params.text_bytes:
-            self.engine.slots.saved = SavedTexts(context, TextMemory(params.text_bytes), self.engine.slots.checkpoints)
+            self.engine.slots.saved = SavedTexts(context, TextMemory(params.text_bytes), self.engine.slots.checkpoints, drafter)
 
     def text(self, text: str) -> tuple[int, ...]:
         return tuple(self.vocab.tokenize(text, True))

@@ -199,7 +199,7 @@ def keeping(path: Path, folder: Path, mtp: bool = False, **more: int | bool) -> 
     """An engine that saves to `folder`; when it ends, what it held is there."""
     params = replace(PARAMS, n_ctx=4096, n_batch=512, n_ubatch=512, n_seq_max=2, n_outputs_max=4, n_draft=int(mtp), **more)  # type: ignore[arg-type]
     with opened(path, params, mtp) as bench:
-        texts = SavedTexts(bench.context, folder_of(folder, 1 << 28), bench.engine.slots.checkpoints)
+        texts = SavedTexts(bench.context, folder_of(folder, 1 << 28), bench.engine.slots.checkpoints, bench.drafter)
         bench.engine.slots.saved = texts
         yield bench
         bench.engine.close()
@@ -221,6 +221,7 @@ def test_a_chat_goes_on_after_a_restart(tiny_bf16: Path, tmp_path: Path, mtp: bo
         assert len(second) > 480
         assert n_read < 100
         assert bench.engine.look().counts.n_loaded == 1
+        assert (bench.end("2").n_drafted > 0) is mtp, "the MTP block's cache came back, too"
         assert_greedy(oracle, second, again)
         (twice,) = bench.ask(Submit("3", second, 16, GREEDY, marks))
         assert twice == again

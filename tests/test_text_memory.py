@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from a3b_gguf.gguf_file import read_gguf
-from a3b_gguf.llama.sequences import state_size
+from a3b_gguf.llama.sequences import WHOLE, state_size
 from a3b_gguf.memory.cache import CHECKPOINTS_OF_A_TEXT, stored_text_bytes
 from a3b_gguf.memory.read import facts_of
 from a3b_gguf.memory.settings import Settings
 from a3b_server.messages import Submit
-from a3b_server.saved_texts import MOST_CHECKPOINTS, WHOLE
+from a3b_server.saved_texts import MOST_CHECKPOINTS
 from a3b_server.text_memory import TextMemory
 from a3b_server.text_store import Entry, SavedText
 from engine_bench import GREEDY, PARAMS, Bench, assert_greedy, opened, plain_logits
@@ -122,6 +122,28 @@ def test_a_chat_goes_on_although_its_slot_was_needed(tiny_bf16: Path, tmp_path: 
         _, plain, n_read = go_on(bench, "Give this chat a title. ", 20)
         assert n_read > 400, "without RAM for it"
         assert not params.reproducible or plain == answer, "with --kv-split the same bits"
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_guessing_goes_on_with_a_text_that_comes_back(tiny_bf16: Path, again: bool) -> None:
+    """By the MTP block, whose cache comes back, too: as often right as where there was a second slot. again: the same turn once more, which
+    starts from a checkpoint.
+    """
+    with opened(tiny_bf16, replace(ONE_SLOT, n_draft=2, n_seq_max=2, n_outputs_max=6), mtp=True) as bench:
+        go_on(bench, "Give this chat a title. ", 20)
+        wanted = bench.end("2")
+    with opened(tiny_bf16, replace(ONE_SLOT, n_draft=2), mtp=True) as bench, plain_logits(bench.context.model, 512) as oracle:
+        second, answer, n_read = go_on(bench, "Give this chat a title. ", 20)
+        assert n_read < 100
+        if again:
+            bench.ask(Submit("title", bench.text("<|im_start|>user\nAnother title. " * 20), 8, GREEDY))
+            (answer,) = bench.ask(Submit("2", second, 16, GREEDY))
+            assert bench.engine.look().counts.n_loaded == 2
+            assert len(second) - bench.end("2").n_cached < 100
+        end = bench.end("2")
+        assert (end.n_drafted, end.n_accepted) == (wanted.n_drafted, wanted.n_accepted)
+        assert end.n_accepted > 0
+        assert_greedy(oracle, second, answer)
 
 
 def test_a_text_too_large_for_the_memory_is_read_again(tiny_bf16: Path) -> None:

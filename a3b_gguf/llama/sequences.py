@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from a3b_gguf.llama.load import Context
 
 RECURRENT_ONLY = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY  # without the attention part, which stays in the cache
+WHOLE = 0  # attention rows and recurrent state
 
 
 def copy(context: Context, source: int, target: int) -> None:

@@ -62,11 +62,12 @@ def kept_texts(settings: Settings) -> Term:
 
 
 def stored_text_bytes(facts: Facts, settings: Settings) -> int:
-    """Of a text as long as a slot's context: its rows of the cache, its recurrent state and checkpoints on the way to it.
+    """Of a text as long as a slot's context: its rows of the caches, its recurrent state and checkpoints on the way to it.
 
     What llama_state_seq_get_size_ext says of such a sequence, but for 12 to 24 bytes a token.
     """
-    row = sum(kv_row_bytes(facts, layer.n_head_kv, settings) for layer in facts.layers)
+    layers = (*facts.layers, *(facts.nextn if settings.load_mtp else ()))
+    row = sum(kv_row_bytes(facts, layer.n_head_kv, settings) for layer in layers)
     return row * settings.n_ctx_seq + (1 + CHECKPOINTS_OF_A_TEXT) * facts.state_bytes
 
 

@@ -40,6 +40,15 @@ class Drafter(Protocol):
     def hidden(self, seq: int) -> NDArray[np.float32] | None:
         """Row of the slot's last token, for a checkpoint."""
 
+    def stored_bytes(self, seq: int) -> int:
+        """What it takes to guess on when the slot's text comes back from elsewhere; 0 when nothing is worth keeping."""
+
+    def store(self, seq: int, memory: NDArray[np.uint8]) -> None:
+        """Writes that, `stored_bytes` of it."""
+
+    def bring_back(self, seq: int, n_tokens: int, stored: NDArray[np.uint8]) -> None:
+        """The empty slot holds n_tokens again. stored: what was kept with them, or nothing."""
+
     def close(self) -> None: ...
 
 
@@ -74,6 +83,13 @@ class PromptLookup:
 
     def hidden(self, seq: int) -> None:
         return None
+
+    def stored_bytes(self, seq: int) -> int:
+        return 0
+
+    def store(self, seq: int, memory: NDArray[np.uint8]) -> None: ...
+
+    def bring_back(self, seq: int, n_tokens: int, stored: NDArray[np.uint8]) -> None: ...
 
     def close(self) -> None: ...
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from a3b_gguf.llama.batch import Batch, decode, drop, logits
+from a3b_gguf.llama.batch import Batch, decode, drop, last_position, logits
 from a3b_gguf.llama.hidden import hidden_rows, keep_hidden
 from a3b_gguf.llama.load import Context
-from a3b_gguf.llama.sequences import copy, cut
+from a3b_gguf.llama.sequences import WHOLE, copy, cut, load_state, save_state, state_size
 from a3b_server.calls import Call, Limits, Rows
 from a3b_server.scheduler import Sequence
 
@@ -159,6 +159,29 @@ class MtpDrafter:
 
     def hidden(self, seq: int) -> NDArray[np.float32] | None:
         return self._slots[seq].last
+
+    def stored_bytes(self, seq: int) -> int:
+        self._flush(seq)
+        slot = self._slots[seq]
+        if slot.lost or slot.last is None or slot.n_rows != slot.n_seen:
+            return 0
+        return slot.last.nbytes + state_size(self._own, seq, WHOLE)
+
+    def store(self, seq: int, memory: NDArray[np.uint8]) -> None:
+        last = self._slots[seq].last
+        assert last is not None
+        memory[: last.nbytes] = last.view(np.uint8)
+        if save_state(self._own, seq, memory[last.nbytes :], WHOLE) != len(memory) - last.nbytes:
+            memory[:] = 0  # which cannot be brought back
+
+    def bring_back(self, seq: int, n_tokens: int, stored: NDArray[np.uint8]) -> None:
+        width = 4 * self._n_embd
+        if len(stored) <= width:
+            return
+        if load_state(self._own, seq, stored[width:], WHOLE) and last_position(self._own, seq) == n_tokens - 1:
+            self._slots[seq] = Followed(n_tokens, n_tokens, last=stored[:width].copy().view(np.float32))
+        else:
+            self._lose(seq)
 
     def close(self) -> None:
         for seq in range(len(self._slots)):

@@ -70,7 +70,7 @@ def run_engine(pipe: Connection, config: EngineConfig) -> None:
             store = _store(config)
             if store is not None:
                 owned.callback(store.close)
-                engine.slots.saved = SavedTexts(context, store, engine.slots.checkpoints)
+                engine.slots.saved = SavedTexts(context, store, engine.slots.checkpoints, drafter)
             first_call(context, limits)
             settle()
             pipe.send((Ready(_facts(limits, model, (context, *contexts), time.perf_counter() - started)),))

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from a3b_gguf.llama.batch import drop, last_position
 from a3b_gguf.llama.load import Context
-from a3b_gguf.llama.sequences import load_state, save_state, state_size
-from a3b_server.checkpoints import CheckpointPool
+from a3b_gguf.llama.sequences import WHOLE, load_state, save_state, state_size
+from a3b_server.checkpoints import Checkpoint, CheckpointPool
+from a3b_server.drafts import Drafter
 from a3b_server.prefixes import Holding, Reuse, common_length
 from a3b_server.text_store import Bytes, Entry, SavedText, TextStore
 
-WHOLE = 0  # flags of llama.cpp's states: attention rows and recurrent state
 LEAST_TOKENS = 128  # shorter texts are read again as fast
 WORTH_TOKENS = 64  # that must be saved beside what the cache holds already
 LEAST_SHARE = 16  # of a text, one in so many tokens, that must be of use: all of it is copied
@@ -22,8 +24,8 @@ MOST_CHECKPOINTS = 4  # of a text: the first, which many texts share, and the la
 class SavedTexts:
     """Owns what of `context` goes to `store` and back. Everything is done between two calls, but writing to a disk, which a thread does."""
 
-    def __init__(self, context: Context, store: TextStore, checkpoints: CheckpointPool) -> None:
-        self._context, self._store, self._checkpoints = context, store, checkpoints
+    def __init__(self, context: Context, store: TextStore, checkpoints: CheckpointPool, drafter: Drafter | None = None) -> None:
+        self._context, self._store, self._checkpoints, self._drafter = context, store, checkpoints, drafter
 
     def __len__(self) -> int:
         return len(self._store.entries)
@@ -43,17 +45,22 @@ class SavedTexts:
             return False
         found = sorted((c for c in self._checkpoints.of(tokens) if c.n_tokens < len(tokens)), key=lambda c: c.n_tokens)
         chosen = [*found[:1], *found[1:][-(MOST_CHECKPOINTS - 1) :]]
-        sizes = [state_size(self._context, held.seq, WHOLE), *(len(c.state) for c in chosen)]
+        drafts_size = self._drafter.stored_bytes(held.seq) if self._drafter else 0
+        sizes = [state_size(self._context, held.seq, WHOLE), drafts_size, *(len(c.state) + _hidden_size(c) for c in chosen)]
         memory = self._store.room(sum(sizes), spared)
         if memory is None:
             return False
-        state, *copies = _cut(memory, sizes)
+        state, drafts, *copies = _cut(memory, sizes)
         if save_state(self._context, held.seq, state, WHOLE) != len(state):
             return False
+        if self._drafter is not None and drafts_size:
+            self._drafter.store(held.seq, drafts)
         for copy, checkpoint in zip(copies, chosen, strict=True):
-            copy[:] = checkpoint.state
+            copy[: len(checkpoint.state)] = checkpoint.state
+            if checkpoint.hidden is not None:
+                copy[len(checkpoint.state) :] = checkpoint.hidden.view(np.uint8)
         counts = (checkpoint.n_tokens for checkpoint in chosen)
-        return self._store.save(SavedText(list(tokens), held.n_exact, state, tuple(zip(counts, copies, strict=True))))
+        return self._store.save(SavedText(list(tokens), held.n_exact, state, tuple(zip(counts, copies, strict=True)), drafts))
 
     def _is_there(self, tokens: Sequence[int]) -> bool:
         return any(entry.tokens == tokens for entry in tuple(self._store.entries.values()))
@@ -81,13 +88,21 @@ class SavedTexts:
                 return None
         for count, state in text.checkpoints:
             checkpoint = self._checkpoints.take(text.tokens[:count])
-            if checkpoint is not None and len(checkpoint.state) == len(state):
-                checkpoint.state[:] = state
+            if checkpoint is not None and len(state) >= len(checkpoint.state):
+                size = len(checkpoint.state)
+                checkpoint.state[:] = state[:size]
+                checkpoint.hidden = state[size:].copy().view(np.float32) if len(state) > size else None
+        if self._drafter is not None:
+            self._drafter.bring_back(seq, len(text.tokens), text.drafts)
         return Holding(seq, text.tokens, n_exact=text.n_exact)
 
     def close(self) -> None:
         """Waits for what is being written."""
         self._store.close()
+
+
+def _hidden_size(checkpoint: Checkpoint) -> int:
+    return 0 if checkpoint.hidden is None else checkpoint.hidden.nbytes
 
 
 def _cut(memory: Bytes, sizes: Sequence[int]) -> list[Bytes]:

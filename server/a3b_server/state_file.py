@@ -4,7 +4,7 @@
     u32       length of the header
     header    JSON: fingerprint, n_tokens, n_exact, sizes of the parts
     u32       crc32 of everything so far
-    parts     tokens (int32), the sequence's whole state, then one recurrent state for each checkpoint
+    parts     tokens (int32), the sequence's whole state, what the drafter had, then one recurrent state for each checkpoint
     u32       crc32 of the parts
 
 All numbers are little-endian. llama.cpp ends the process on a state file of its own that was cut off, and asks neither whose it is nor
@@ -43,7 +43,8 @@ class OtherModel(BadState):
 class Header:
     """fingerprint: of the model's file and how it was loaded. n_exact: leading tokens that were read in whole aligned chunks.
 
-    state_bytes: of the whole state, after n_tokens. checkpoints: (tokens, bytes) of each recurrent state before it.
+    state_bytes: of the whole state, after n_tokens. checkpoints: (tokens, bytes) of each recurrent state before it. draft_bytes: of what
+    the drafter had.
     """
 
     fingerprint: str
@@ -51,19 +52,20 @@ class Header:
     n_exact: int
     state_bytes: int
     checkpoints: tuple[tuple[int, int], ...] = ()
+    draft_bytes: int = 0
 
     @property
     def part_sizes(self) -> list[int]:
-        return [4 * self.n_tokens, self.state_bytes, *(n_bytes for _, n_bytes in self.checkpoints)]
+        return [4 * self.n_tokens, self.state_bytes, self.draft_bytes, *(n_bytes for _, n_bytes in self.checkpoints)]
 
 
 def write_text(path: Path, text: SavedText, fingerprint: str) -> None:
     """Writes the file under its final name only when all of it is on disk. Raises OSError; then nothing is left."""
     checkpoints = tuple((count, len(state)) for count, state in text.checkpoints)
-    header = Header(fingerprint, len(text.tokens), text.n_exact, len(text.state), checkpoints)
+    header = Header(fingerprint, len(text.tokens), text.n_exact, len(text.state), checkpoints, len(text.drafts))
     said = json.dumps(asdict(header)).encode()
     start = MAGIC + WORD.pack(len(said)) + said
-    parts = [np.array(text.tokens, "<i4").view(np.uint8), text.state, *(state for _, state in text.checkpoints)]
+    parts = [np.array(text.tokens, "<i4").view(np.uint8), *text.states]
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as out:
@@ -94,9 +96,9 @@ def read_text(path: Path, fingerprint: str) -> SavedText:
         data = np.fromfile(file, np.uint8)
     if zlib.crc32(data[:-4].data) != WORD.unpack(data[-4:].tobytes())[0]:
         raise BadState("its checksum is wrong: it is damaged")
-    tokens, state, *checkpoints = _cut(data[:-4], header.part_sizes)
+    tokens, state, drafts, *checkpoints = _cut(data[:-4], header.part_sizes)
     counts = [count for count, _ in header.checkpoints]
-    return SavedText(_tokens(tokens.tobytes()), header.n_exact, state, tuple(zip(counts, checkpoints, strict=True)))
+    return SavedText(_tokens(tokens.tobytes()), header.n_exact, state, tuple(zip(counts, checkpoints, strict=True)), drafts)
 
 
 def _header(file: BinaryIO, fingerprint: str) -> Header:

@@ -60,7 +60,7 @@ class TextMemory:
         for name in [name for name, place in self._places.items() if text.tokens[: len(place.text.tokens)] == place.text.tokens]:
             del self._places[name]  # the new one goes on from it
         self._clock += 1
-        stop = self._next + len(text.state) + sum(len(state) for _, state in text.checkpoints)
+        stop = self._next + sum(map(len, text.states))
         self._places[str(self._clock)] = _Place(self._next, stop, text, self._clock)
         return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -14,20 +14,26 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class SavedText:
-    """A text as it was in a slot. state: uint8, of the whole sequence; checkpoints: (tokens, uint8) of recurrent states, ascending.
-
-    n_exact: leading tokens that were read in whole aligned chunks.
+    """A text as it was in a slot. state: uint8, of the whole sequence; checkpoints: (tokens, uint8) of recurrent states, ascending, each
+    with the hidden row of its last token behind it where there was one. n_exact: leading tokens that were read in whole aligned chunks.
+    drafts: what the drafter needs to go on; empty when it has nothing.
     """
 
     tokens: list[int]
     n_exact: int
     state: Bytes
     checkpoints: tuple[tuple[int, Bytes], ...] = ()
+    drafts: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))
+
+    @property
+    def states(self) -> tuple[Bytes, ...]:
+        """All that lies in the memory of a store."""
+        return (self.state, self.drafts, *(state for _, state in self.checkpoints))
 
     @property
     def n_bytes(self) -> int:
         """About what it takes."""
-        return 4 * len(self.tokens) + len(self.state) + sum(len(state) for _, state in self.checkpoints) + 1024
+        return 4 * len(self.tokens) + sum(map(len, self.states)) + 1024
 
 
 @dataclass(frozen=True, slots=True)
