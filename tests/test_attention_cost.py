@@ -38,10 +38,16 @@ def test_it_is_measured_once(tiny_bf16: Path, cache: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    "machine", [replace(HERE, described=True), replace(HERE, gpus=(Device("CUDA0", 8 * GIB, 8 * GIB),))], ids=["described", "with a GPU"]
+    ("machine", "wishes"),
+    [
+        (replace(HERE, described=True), Wishes()),
+        (replace(HERE, gpus=(Device("CUDA0", 8 * GIB, 8 * GIB),)), Wishes()),
+        (HERE, Wishes(n_parallel=4)),
+    ],
+    ids=["described", "with a GPU", "slots that share a cache"],
 )
-def test_it_is_not_asked_where_it_decides_nothing(tiny_bf16: Path, cache: Path, machine: Machine) -> None:
-    assert attention.with_attention(read_facts(tiny_bf16), Wishes(), machine) == machine
+def test_it_is_not_asked_where_it_decides_nothing(tiny_bf16: Path, cache: Path, machine: Machine, wishes: Wishes) -> None:
+    assert attention.with_attention(read_facts(tiny_bf16), wishes, machine) == machine
     assert not cache.exists()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import openai
 import pytest
 
 from a3b_gguf.gguf_file import read_gguf
@@ -19,6 +21,7 @@ from a3b_server.text_memory import TextMemory
 from a3b_server.text_store import Entry, SavedText
 from engine_bench import GREEDY, PARAMS, Bench, assert_greedy, opened, plain_logits
 from pooling_models import MEAN, decoder
+from serving import serving
 from test_prefixes import chat
 
 ONE_SLOT = replace(PARAMS, n_ctx=4096, n_batch=512, n_ubatch=512, n_seq_max=1, n_outputs_max=3, text_bytes=16 << 20)
@@ -164,3 +167,27 @@ def test_a_text_takes_what_the_plan_says(tiny_bf16: Path, tmp_path: Path) -> Non
             facts = facts_of(read_gguf(path))
             found = state_size(bench.context, 0, WHOLE) + CHECKPOINTS_OF_A_TEXT * facts.state_bytes
             assert 0 < found - stored_text_bytes(facts, Settings(512)) < 24 * 512
+
+
+@pytest.mark.parametrize("flags", [(), ("--keep-texts", "0")])
+def test_a_served_chat_goes_on_after_a_request_for_a_title(tiny_bf16: Path, flags: tuple[str, ...]) -> None:
+    """`a3b serve` with its defaults, one slot; without RAM for texts the chat is read again."""
+    chat: list[dict[str, str]] = [{"role": "system", "content": "You are brief. " * 60}, {"role": "user", "content": QUESTION}]
+
+    def turn(client: openai.OpenAI, messages: list[dict[str, str]]) -> tuple[str, int, int]:
+        answer = client.chat.completions.create(
+            model=tiny_bf16.stem, messages=messages, max_tokens=12, temperature=0, extra_body={"enable_thinking": False},  # type: ignore[arg-type]
+        )  # fmt: skip
+        usage = answer.usage
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        return answer.choices[0].message.content or "", usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens or 0
+
+    with serving(tiny_bf16, "--no-dry-run", *flags) as served:
+        with openai.OpenAI(base_url=served.url, api_key="none", max_retries=0) as client:
+            said, n_first, _ = turn(client, chat)
+            assert n_first > 300
+            turn(client, [{"role": "user", "content": "Write a title for this: " + "the capital of a country " * 30}])
+            _, n_prompt, n_cached = turn(client, [*chat, {"role": "assistant", "content": said}, {"role": "user", "content": "And Japan?"}])
+        assert served.end(signal.SIGTERM) == 0
+    assert n_cached < 20 if flags else n_prompt - n_cached < 60

@@ -20,14 +20,12 @@ from a3b_gguf.memory.facts import Facts
 from a3b_gguf.memory.settings import padded
 from a3b_gguf.openmp import spin_defaults
 from a3b_gguf.planner.plan import DEFAULT_CTX, Wishes
+from a3b_gguf.probe.bandwidth import KEPT_SECONDS, KEPT_WHEN_BUSY_SECONDS, is_busy
 from a3b_gguf.user_cache import cache_folder, keep_text
 
 MODULE = "a3b_gguf.llama.attention"  # in a process of its own: loading llama.cpp takes longer than planning
 PATIENCE_SECONDS = 60
 LONGEST = 2048  # tokens of the text that is measured: of longer ones attention only grows
-KEPT_SECONDS = 90 * 86400
-KEPT_WHEN_BUSY_SECONDS = 600
-BUSY = 0.5  # share of the cores at work, beyond which the measurement says more about them
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +39,16 @@ class Question:
 
 
 def with_attention(facts: Facts, wishes: Wishes, machine: Machine) -> Machine:
-    """`machine` with what attention of the model takes on its processor; as it is where it is described, has a GPU, or does not say."""
+    """`machine` with what attention of the model takes on its processor; as it is where it is described, or where that decides nothing."""
     asked = question(facts, wishes, machine)
-    if machine.described or machine.gpus or asked is None:
+    shares_cache = wishes.n_parallel > 1 and not wishes.kv_split and wishes.n_ctx_slot is None
+    if machine.described or machine.gpus or shares_cache or asked is None:
         return machine
     file = cache_folder() / f"attention-{_key(asked)}.json"
     cost = recall(file)
     if cost is not None:
         return replace(machine, attention=cost)
-    try:
-        busy = os.getloadavg()[0] / (os.cpu_count() or 1) > BUSY
-    except (OSError, AttributeError):  # Windows has none
-        busy = False
+    busy = is_busy()
     try:
         cost = measured(asked)
     except MachineLacks as error:

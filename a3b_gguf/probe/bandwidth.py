@@ -31,15 +31,20 @@ def ram_bandwidth(n_cores: int, file: Path | None = None) -> tuple[float | None,
     known = recall(file, n_cores)
     if known is not None:
         return known, ()
-    try:
-        busy = os.getloadavg()[0] / (os.cpu_count() or 1)
-    except (OSError, AttributeError):  # Windows has none
-        busy = 0.0
+    busy = is_busy()
     measured = measure(n_cores)
-    if busy > BUSY:
+    if busy:
         notes = remember(file, n_cores, measured, KEPT_WHEN_BUSY_SECONDS)
         return measured, ("RAM bandwidth was measured while other work ran; it will soon be measured again", *notes)
     return measured, remember(file, n_cores, measured)
+
+
+def is_busy() -> bool:
+    """Whether other work runs, so that what is measured now is not to be kept for long. Never on Windows, which does not say."""
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1) > BUSY
+    except (OSError, AttributeError):
+        return False
 
 
 def cache_file() -> Path:
