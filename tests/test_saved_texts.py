@@ -318,3 +318,5 @@ def test_folders_that_cannot_be_used(tiny_bf16: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     assert_refused(inside("serve", tiny_bf16, "--states", tmp_path / "file"), 2, "--states", "give a folder")
     assert_refused(inside("serve", tiny_bf16, "--states", tmp_path / "x", "--states-limit", "many"), 2, "--states-limit")
+    assert_refused(inside("serve", tiny_bf16, "--states", tmp_path / "x", "--keep-texts", "1GiB"), 2, "--keep-texts", "give one of them")
+    assert_refused(inside("serve", tiny_bf16, "--keep-texts", "much"), 2, "--keep-texts")
