@@ -149,6 +149,45 @@ def test_guessing_goes_on_with_a_text_that_comes_back(tiny_bf16: Path, again: bo
         assert_greedy(oracle, second, answer)
 
 
+OWN_CACHES = replace(PARAMS, n_ctx=4096, n_batch=512, n_ubatch=512, n_seq_max=2, n_outputs_max=2, kv_unified=False, text_bytes=16 << 20)
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "plain"])
+def test_what_a_slot_is_copied_from_stays_until_it_was_copied(tiny_bf16: Path, tmp_path: Path, kind: str) -> None:
+    """llama.cpp copies rows of split caches in the next call only. Two requests at once: one is to be copied from the slot into which the
+    other's text would come back.
+    """
+    path = tiny_bf16 if kind == "hybrid" else decoder(tmp_path / "plain.gguf", tiny_bf16, MEAN)
+    with opened(path, OWN_CACHES) as bench, plain_logits(bench.context.model, 512) as oracle:
+        words = [bench.text(f"<|im_start|>user\n{word} " + f"{word} and " * 150) for word in ("apple", "train", "river")]
+        marks = (len(words[2]) // 2,)
+        said = [bench.ask(Submit(str(i), prompt, 4, GREEDY, marks))[0] for i, prompt in enumerate(words)]
+        held = {tuple(holding.tokens)[:20]: holding.seq for holding in bench.engine.slots.held({})}
+        assert words[0][:20] not in held, "it was pushed out, into RAM"
+        forked, goes_on = (*words[2][: marks[0]], *words[1][:40]), (*words[0], *said[0], *bench.text(" and what else?"))
+        answers = bench.ask(Submit("forked", forked, 6, GREEDY), Submit("goes on", goes_on, 6, GREEDY))
+        assert bench.end("forked").n_cached >= marks[0] - 8
+        for prompt, answer in zip((forked, goes_on), answers, strict=True):
+            assert_greedy(oracle, prompt, answer)
+
+
+def test_a_slot_that_was_never_copied_to_is_not_kept(tiny_bf16: Path) -> None:
+    """The request that it was copied for is cancelled before any call; there is room for one text only."""
+    with opened(tiny_bf16, replace(OWN_CACHES, text_bytes=1_200_000)) as bench, plain_logits(bench.context.model, 512) as oracle:
+        prompt = bench.text("<|im_start|>user\napple " + "apple and " * 250)
+        marks = (2 * len(prompt) // 5,)
+        bench.ask(Submit("0", prompt, 4, GREEDY, marks))
+        other = (*prompt[: marks[0]], *bench.text("something else"))
+        bench.engine.submit(Submit("1", other, 4, GREEDY))
+        bench.engine._admit()
+        bench.engine.cancel("1")
+        bench.ask(*(Submit(name, bench.text(f"{name} is " * 200), 4, GREEDY) for name in ("two", "three")))
+        assert bench.engine.look().n_texts == 1
+        (answer,) = bench.ask(Submit("again", other, 4, GREEDY))
+        assert bench.end("again").n_cached == marks[0]
+        assert_greedy(oracle, other, answer)
+
+
 def test_a_text_too_large_for_the_memory_is_read_again(tiny_bf16: Path) -> None:
     with opened(tiny_bf16, replace(ONE_SLOT, text_bytes=1 << 18)) as bench:
         _, answer, n_read = go_on(bench, "Give this chat a title. ", 20)

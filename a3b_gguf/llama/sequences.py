@@ -22,6 +22,9 @@ def copy(context: Context, source: int, target: int) -> None:
     """Makes `target` equal to `source`; attention rows are shared where the cache is unified. Always whole: a part of a hybrid would be
     wrong without a word, and of a split cache ends the process. `target` must be empty.
 
+    In a split cache the rows are copied at the start of the next call of decode, as they are then: until it, nothing may be loaded into
+    either sequence, and `target` cannot be saved.
+
     A source that was cut back after a verify call, and has not been decoded since, gives the state before the cut: `load_state` into the
     target must follow then.
     """

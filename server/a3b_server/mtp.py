@@ -47,6 +47,7 @@ class MtpDrafter:
         self._most = limits.n_batch
         self._batch = Batch(self._most, self._n_embd)
         self._slots = [Followed() for _ in range(limits.n_seq_max)]
+        self._uncopied: set[int] = set()  # slots of copies that the block's next call makes; see `sequences.copy`
         keep_hidden(target)
         keep_hidden(own)
 
@@ -108,6 +109,7 @@ class MtpDrafter:
         last = [self._add_rows(seq, rows, 1) for seq, rows in steps]
         if decode(self._own, self._batch):
             return None
+        self._uncopied.clear()
         found = hidden_rows(self._own, len(self._batch), self._n_embd)
         likeliest = [int(logits(self._own, row, self._limits.n_vocab).argmax()) for row in last]
         return [(token, rows[-1][1] + 1, found[row]) for token, row, (_, rows) in zip(likeliest, last, steps, strict=True)]
@@ -127,6 +129,7 @@ class MtpDrafter:
             if decode(self._own, self._batch):
                 self._lose(seq)
             else:
+                self._uncopied.clear()
                 slot.n_rows = part[-1][1] + 1
 
     def _lose(self, seq: int) -> None:
@@ -152,6 +155,7 @@ class MtpDrafter:
             self._flush(source)
             drop(self._own, seq)
             copy(self._own, source, seq)
+            self._uncopied |= {source, seq}
             self._slots[seq] = replace(self._slots[source], waiting=[])
         self.keep(seq, n_tokens)
         if hidden is not None:
@@ -163,7 +167,7 @@ class MtpDrafter:
     def stored_bytes(self, seq: int) -> int:
         self._flush(seq)
         slot = self._slots[seq]
-        if slot.lost or slot.last is None or slot.n_rows != slot.n_seen:
+        if slot.lost or slot.last is None or slot.n_rows != slot.n_seen or seq in self._uncopied:
             return 0
         return slot.last.nbytes + state_size(self._own, seq, WHOLE)
 
@@ -176,7 +180,7 @@ class MtpDrafter:
 
     def bring_back(self, seq: int, n_tokens: int, stored: NDArray[np.uint8]) -> None:
         width = 4 * self._n_embd
-        if len(stored) <= width:
+        if len(stored) <= width or seq in self._uncopied:
             return
         if load_state(self._own, seq, stored[width:], WHOLE) and last_position(self._own, seq) == n_tokens - 1:
             self._slots[seq] = Followed(n_tokens, n_tokens, last=stored[:width].copy().view(np.float32))

@@ -34,6 +34,8 @@ class Slots:
         self._spare = np.zeros(n_bytes, np.uint8)
         shares_rows = limits.n_ctx_seq == limits.n_ctx
         self._reuse = Reuse(self._is_recurrent, self.checkpoints, aligned, 0 if shares_rows else limits.n_ctx_seq)
+        self._copies_later = not shares_rows
+        self._uncopied: list[tuple[int, int]] = []  # slots and those that they are copied to, at the start of the next call
         self._held = [Holding(seq) for seq in range(limits.n_seq_max)]
         self._rolled_back: set[int] = set()  # slots whose newest state is the one before drafts that were wrong
         self._clock = 0
@@ -55,7 +57,8 @@ class Slots:
     def find(self, prompt: list[int], running: Running) -> Start:
         """Where a new request shall start; a slot must be idle."""
         start = find_start(prompt, self.held(running), self._reuse)
-        if self.saved is not None and start.after is None and self._bring_back(self.saved, prompt, start, running):
+        can_load = all(start.seq not in pair for pair in self._uncopied)  # what is loaded now is overwritten by, or is, what is copied then
+        if self.saved is not None and start.after is None and can_load and self._bring_back(self.saved, prompt, start, running):
             start = find_start(prompt, self.held(running), self._reuse)
         return start
 
@@ -75,8 +78,12 @@ class Slots:
 
     def _save(self, seq: int, spared: Entry | None = None) -> None:
         """The text of an idle slot is about to be lost."""
-        if self.saved is not None:
+        if self.saved is not None and self._is_copied(seq):
             self.tally["n_saved"] += self.saved.keep(self._held[seq], spared)
+
+    def _is_copied(self, seq: int) -> bool:
+        """Whether a slot's rows are there already, and not still to be copied from another one."""
+        return all(seq != target for _, target in self._uncopied)
 
     def must_wait(self, sequence: Sequence, running: Running) -> bool:
         """Whether another sequence is still on its way to the text that this one starts from."""
@@ -142,12 +149,15 @@ class Slots:
                 state = self._spare
             drop(self._context, seq)
             copy(self._context, source, seq)
+            if self._copies_later:
+                self._uncopied.append((source, seq))
         if state is not None and not load_state(self._context, seq, state):
             return False
         return (last_position(self._context, seq) == n_tokens - 1 and state is None) or cut(self._context, seq, n_tokens)
 
     def evaluated(self, call: Call, sequences: Iterable[Sequence]) -> None:
         """A call was done. Takes checkpoints where one is due. Nothing may be decoded between the call and this."""
+        self._uncopied.clear()
         if self._drafter is not None:
             self._drafter.follow(call)
         for rows, sequence in zip(call.rows, sequences, strict=True):
@@ -206,7 +216,7 @@ class Slots:
     def clear(self) -> None:
         """Drops everything; texts that can be saved are, those that were used last before others."""
         for held in sorted(self._held, key=lambda h: -h.used):
-            if self.saved is not None:
+            if self.saved is not None and self._is_copied(held.seq):
                 self.saved.keep_last(held)
             self.drop(held.seq)
 
