@@ -193,8 +193,6 @@ def second_turn(path: Path, interrupted: bool = False) -> tuple[int, float]:
     """
     ratios, extra = [], 0
     with opened(path, params(path, 8192, 1 if interrupted else 2, checkpoint_bytes=64 << 20)) as bench:
-        if interrupted:
-            bench.engine.slots.saved = SavedTexts(bench.context, TextMemory(16 << 20), bench.engine.slots.checkpoints)
         system = bench.vocab.tokenize("<|im_start|>system\nAnswer shortly." + " Keep to the facts." * 155 + "<|im_end|>\n", True)
         turn = bench.vocab.tokenize("<|im_start|>user\nName a fruit.<|im_end|>\n", True)
         start = bench.vocab.tokenize("<|im_start|>assistant\n<think>\n\n</think>\n\n", True)
@@ -203,9 +201,12 @@ def second_turn(path: Path, interrupted: bool = False) -> tuple[int, float]:
         marks = (len(system), len(system) + len(turn), len(second) - len(start))
         for i in range(7):
             bench.engine.slots.clear()
+            bench.engine.slots.saved = None
             bench.submit(f"a{i}", second, 1)
             full = bench.run()
             bench.engine.slots.clear()
+            if interrupted:
+                bench.engine.slots.saved = SavedTexts(bench.context, TextMemory(16 << 20), bench.engine.slots.checkpoints)
             bench.submit(f"b{i}", first, 8, marks[:2])
             bench.run()
             if interrupted:

@@ -287,14 +287,21 @@ def test_what_is_read_beside_others_takes_no_longer_than_they_may_wait() -> None
     assert pace.rows(4, 4) == 320  # the step itself is a part of the pause
     for _ in range(50):
         pace.note_chunk(64, 0.9)
-    assert pace.rows(4, 1) == 64  # longer than wished; fewer rows would cost more each
+    assert pace.rows(4, 1) == 16  # longer than wished: whether fewer rows take less is not known yet
+    for _ in range(50):
+        pace.note_chunk(16, 1.0)
+    assert pace.rows(4, 1) == 64  # they do not
+    for _ in range(50):
+        pace.note_chunk(16, 0.2)
+    assert pace.rows(4, 1) == 16  # they do
+    for _ in range(50):
+        pace.note_chunk(16, 0.001)
+    assert pace.rows(4, 1) == 48  # what is known of fewer rows may be old: never so many that they count as even
     for _ in range(50):
         pace.note_chunk(64, 1.28)
-    assert pace.rows(4, 1) == LEAST
-    assert pace.rows(4, 9) == 32
-    for _ in range(50):
         pace.note_chunk(32, 0.32)
-    assert pace.rows(4, 9) == 80  # what fewer rows cost is learnt apart
+    assert pace.rows(4, 1) == LEAST
+    assert pace.rows(4, 9) == 80  # more than a second for 64 at once: what fewer rows cost counts
     for _ in range(50):
         pace.note_chunk(64, 0.0064)
     assert pace.rows(4, 1) == 640

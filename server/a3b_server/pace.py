@@ -32,10 +32,15 @@ class Pace:
         pause = min(LONGEST_SECONDS, max(self._target * max(1, n_reading), SHARE_OF_WAIT * waited))
         left = max(0.0, pause - self._step_seconds)
         even = self._row_seconds.get(True) or self._row_seconds[False]
-        if max(left, BEARABLE_SECONDS) >= self._even * even:
+        few = self._row_seconds.get(False)
+        fits, bearable = left >= self._even * even, BEARABLE_SECONDS >= self._even * even
+        if fits or (bearable and few is not None and LEAST * few >= self._even * even):
             return max(self._even, int(left / even) // self._even * self._even)
-        few = self._row_seconds.get(False) or self._row_seconds[True]
-        return min(self._most, max(LEAST, int(left / few) // LEAST * LEAST))
+        if self._even <= LEAST or not bearable:
+            return min(self._most, max(LEAST, int(left / (few or even)) // LEAST * LEAST))
+        if few is None:
+            return LEAST  # once, to learn whether fewer rows take less time at all
+        return min(self._even - LEAST, max(LEAST, int(left / few) // LEAST * LEAST))
 
     def note_chunk(self, n_rows: int, seconds: float) -> None:
         """A call with rows of prompts took so long."""
