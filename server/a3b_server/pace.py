@@ -6,8 +6,8 @@ TARGET_SECONDS = 0.26  # between two tokens while one prompt comes in; for every
 LONGEST_SECONDS = 2.0
 SHARE_OF_WAIT = 0.2  # of what somebody waited before his prompt was begun: a pause that all who write can bear then
 LEAST = 16
-EVEN = 64  # CPU flash attention takes another path below so many rows: after 2,000 tokens 16 rows take longer than 64
-BEARABLE_SECONDS = 1.0  # that so many rows may take, whatever the pause is to be, before fewer are read
+EVEN = 64  # CPU flash attention takes another path below so many rows: on one CPU 16 rows took longer than 64, on another a third
+BEARABLE_SECONDS = 1.0  # that so many rows may take, whatever the pause is to be, where fewer take no less
 WEIGHT = 0.3  # of the newest measurement
 
 

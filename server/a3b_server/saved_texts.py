@@ -13,7 +13,7 @@ from a3b_gguf.llama.sequences import WHOLE, load_state, save_state, state_size
 from a3b_server.checkpoints import Checkpoint, CheckpointPool
 from a3b_server.drafts import Drafter
 from a3b_server.prefixes import Holding, Reuse, common_length
-from a3b_server.text_store import Bytes, Entry, SavedText, TextStore
+from a3b_server.text_store import Entry, SavedText, TextStore, parts_of
 
 LEAST_TOKENS = 128  # shorter texts are read again as fast
 WORTH_TOKENS = 64  # that must be saved beside what the cache holds already
@@ -50,7 +50,7 @@ class SavedTexts:
         memory = self._store.room(sum(sizes), spared)
         if memory is None:
             return False
-        state, drafts, *copies = _cut(memory, sizes)
+        state, drafts, *copies = parts_of(memory, sizes)
         if save_state(self._context, held.seq, state, WHOLE) != len(state):
             return False
         if self._drafter is not None and drafts_size:
@@ -103,15 +103,6 @@ class SavedTexts:
 
 def _hidden_size(checkpoint: Checkpoint) -> int:
     return 0 if checkpoint.hidden is None else checkpoint.hidden.nbytes
-
-
-def _cut(memory: Bytes, sizes: Sequence[int]) -> list[Bytes]:
-    at = 0
-    found = []
-    for size in sizes:
-        found.append(memory[at : at + size])
-        at += size
-    return found
 
 
 def _length(prompt: list[int], entry: Entry, reuse: Reuse) -> int:

@@ -34,7 +34,6 @@ class Slots:
         self._spare = np.zeros(n_bytes, np.uint8)
         shares_rows = limits.n_ctx_seq == limits.n_ctx
         self._reuse = Reuse(self._is_recurrent, self.checkpoints, aligned, 0 if shares_rows else limits.n_ctx_seq)
-        self._copies_later = not shares_rows
         self._uncopied: list[tuple[int, int]] = []  # slots and those that they are copied to, at the start of the next call
         self._held = [Holding(seq) for seq in range(limits.n_seq_max)]
         self._rolled_back: set[int] = set()  # slots whose newest state is the one before drafts that were wrong
@@ -149,7 +148,7 @@ class Slots:
                 state = self._spare
             drop(self._context, seq)
             copy(self._context, source, seq)
-            if self._copies_later:
+            if self._reuse.n_copied:
                 self._uncopied.append((source, seq))
         if state is not None and not load_state(self._context, seq, state):
             return False

@@ -17,14 +17,13 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from a3b_server.text_store import Bytes, SavedText
+from a3b_server.text_store import SavedText, parts_of
 
 MAGIC = b"A3BTEXT1"
 MOST_HEADER = 1 << 16
@@ -96,7 +95,7 @@ def read_text(path: Path, fingerprint: str) -> SavedText:
         data = np.fromfile(file, np.uint8)
     if zlib.crc32(data[:-4].data) != WORD.unpack(data[-4:].tobytes())[0]:
         raise BadState("its checksum is wrong: it is damaged")
-    tokens, state, drafts, *checkpoints = _cut(data[:-4], header.part_sizes)
+    tokens, state, drafts, *checkpoints = parts_of(data[:-4], header.part_sizes)
     counts = [count for count, _ in header.checkpoints]
     return SavedText(_tokens(tokens.tobytes()), header.n_exact, state, tuple(zip(counts, checkpoints, strict=True)), drafts)
 
@@ -128,10 +127,3 @@ def _header(file: BinaryIO, fingerprint: str) -> Header:
 def _tokens(data: bytes) -> list[int]:
     found: list[int] = np.frombuffer(data, "<i4").tolist()
     return found
-
-
-def _cut(data: Bytes, sizes: list[int]) -> Iterator[Bytes]:
-    at = 0
-    for size in sizes:
-        yield data[at : at + size]
-        at += size

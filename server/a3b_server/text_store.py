@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
+
+
+def parts_of(memory: Bytes, sizes: Sequence[int]) -> list[Bytes]:
+    """Stretches of these sizes, one behind the other."""
+    ends = list(accumulate(sizes))
+    return [memory[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
